@@ -1,0 +1,1 @@
+"""First-party backends; heavy imports only inside the backend asked for."""

@@ -1,0 +1,1 @@
+"""A simulator: a cost model on a virtual clock."""

@@ -1,0 +1,1 @@
+"""The torch backend, on CPU and CUDA."""

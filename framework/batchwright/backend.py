@@ -1,0 +1,218 @@
+"""What executes batches: the border between the engine and a model, a device or a simulator.
+
+A backend knows nothing of policies, and the engine nothing of devices. The engine builds a
+:class:`~batchwright.batch.Batch`, the backend executes it and answers with one token for each row whose pending
+tokens are then done, and with the time that took.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from batchwright.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a backend can hold.
+
+    Attributes:
+        num_blocks: KV blocks of the pool.
+        block_size: tokens in a block.
+        max_model_len: tokens of one request at most, prompt and output together.
+        vocab_size: token ids are in ``range(vocab_size)``.
+        eos_token_ids: sampled tokens that end a request unless it ignores them.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one executed batch gave.
+
+    Attributes:
+        token_ids: one sampled token for each row of ``batch.samples`` that is true, in batch order.
+        elapsed_ns: time of the step in nanoseconds, virtual or real.
+        failed: request id to cause, for rows whose result must not be used (a NaN among the logits, say);
+            their place in ``token_ids`` is kept and its value ignored.
+    """
+
+    token_ids: Sequence[int]
+    elapsed_ns: int
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+class Clock(Protocol):
+    """Time in integer nanoseconds since the backend started."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the start."""
+        ...
+
+    def wait_until_ns(self, when_ns: int) -> None:
+        """Return at ``when_ns`` or later: sleeps, or moves a virtual clock forward."""
+        ...
+
+
+class VirtualClock:
+    """A clock that a simulator moves; waiting takes no time."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the start."""
+        return self._now_ns
+
+    def wait_until_ns(self, when_ns: int) -> None:
+        """Move forward to ``when_ns``; a time in the past changes nothing."""
+        self._now_ns = max(self._now_ns, when_ns)
+
+    def advance_ns(self, elapsed_ns: int) -> None:
+        """Move forward by ``elapsed_ns``."""
+        self._now_ns += elapsed_ns
+
+
+class RealClock:
+    """The machine's monotonic clock, from the moment of construction."""
+
+    def __init__(self) -> None:
+        self._start_ns = time.perf_counter_ns()
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the start."""
+        return time.perf_counter_ns() - self._start_ns
+
+    def wait_until_ns(self, when_ns: int) -> None:
+        """Sleep until ``when_ns``."""
+        delay_ns = when_ns - self.now_ns()
+        if delay_ns > 0:
+            time.sleep(delay_ns / 1e9)
+
+
+class IncrementalDecoder(Protocol):
+    """Turns the output tokens of one request into text as they come."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take further token ids; the text that is certain now and was not returned before."""
+        ...
+
+    def finish(self) -> str:
+        """The text still held back (an incomplete character becomes U+FFFD)."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with the special tokens that the model wants at its start."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        ...
+
+    def decoder(self) -> IncrementalDecoder:
+        """A decoder for the output of one request."""
+        ...
+
+
+class Backend(ABC):
+    """Executes batches. Implement ``capacity``, ``submit``, ``collect``; the rest has defaults.
+
+    Attributes:
+        name: as a user would write it, such as ``sim:llama-3.1-8b@h100``.
+        tokenizer: None where there is no text, as in a simulator.
+        clock: where the engine reads time and waits for arrivals.
+    """
+
+    name: str
+    tokenizer: Tokenizer | None = None
+    clock: Clock
+
+    @abstractmethod
+    def capacity(self) -> Capacity:
+        """Size of the KV pool, limits and vocabulary; the same at every call."""
+
+    @abstractmethod
+    def submit(self, batch: Batch) -> Any:
+        """Start executing ``batch``, after everything submitted before; returns a handle for ``collect``.
+
+        All that is read of the batch is read before this returns.
+        """
+
+    @abstractmethod
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for a submitted batch, and give its result. Each handle is collected once."""
+
+    def execute(self, batch: Batch) -> StepResult:
+        """``submit`` and ``collect`` in one."""
+        return self.collect(self.submit(batch))
+
+    def release(self, request_ids: Sequence[str]) -> None:  # noqa: B027 - most backends keep nothing
+        """Forget what is kept for these requests: they ended, or lost their blocks."""
+
+    def predict_s(self, batch: Batch) -> float | None:
+        """Estimated seconds of a batch without executing it; None: this backend has no cost estimate."""
+        return None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether ``predict_s`` gives a number."""
+        return type(self).predict_s is not Backend.predict_s
+
+    def close(self) -> None:  # noqa: B027 - most backends hold nothing to close
+        """Give back threads, memory and devices. The backend is not used afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """What a backend is made from.
+
+    Attributes:
+        target: what follows the colon of the backend's name: ``llama-3.1-8b@h100`` of ``sim:llama-3.1-8b@h100``.
+        block_size: tokens a block; None leaves it to the backend.
+        num_blocks: KV blocks; None lets the backend size the pool by its memory.
+        max_model_len: None takes the model's own.
+        max_num_seqs: requests of one batch at most, as configured.
+        max_num_batched_tokens: tokens of one batch at most, as configured.
+        seed: of whatever the backend draws.
+        options: the backend's own options, unchecked: the backend refuses what it does not know.
+    """
+
+    target: str
+    block_size: int | None = None
+    num_blocks: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEntry:
+    """What ``register_backends`` gives for one name.
+
+    Attributes:
+        create: makes the backend; heavy imports happen inside it. Raises ``BackendError`` or ``ConfigError``.
+        summary: one line for ``batchwright backends``.
+        syntax: how the target is written, such as ``sim:MODEL@GPU[xTP]``.
+        available: None, or in one sentence why it cannot run here and what to do (no GPU, no torch).
+    """
+
+    create: Callable[[BackendSettings], Backend]
+    summary: str
+    syntax: str
+    available: Callable[[], str | None] = lambda: None

@@ -1,0 +1,116 @@
+"""Everything Batchwright raises on purpose.
+
+BatchwrightError
+├── ConfigError                 a setting, a config file or the command line
+├── PluginError                 a plugin that cannot be loaded or bound
+├── RequestError                one request; nothing else in the engine was touched
+│   ├── InvalidRequestError     a field is out of its range
+│   ├── InfeasibleRequestError  it could never fit this engine, however long it waited
+│   ├── RefusedRequestError     a policy's ``arrival`` hook refused it
+│   └── UnknownRequestError     no request of that id is here
+├── PolicyError                 a policy broke a rule of the contract
+├── BackendError                a backend cannot start, or failed in a step
+├── WorkloadError               a trace or a workload description
+├── CasesError                  recorded decisions that cannot be read
+└── ComparisonError             arms that must not be compared
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BatchwrightError(Exception):
+    """Base of all errors that Batchwright raises on purpose."""
+
+
+class ConfigError(BatchwrightError):
+    """A setting, a config file or a command line is wrong; the message names the field and the choices."""
+
+
+class PluginError(BatchwrightError):
+    """A plugin cannot be loaded or bound; the message names plugin, distribution, cause and remedy."""
+
+
+class RequestError(BatchwrightError, ValueError):
+    """One request cannot be taken; nothing else in the engine was touched."""
+
+
+class InvalidRequestError(RequestError):
+    """A field of the request is out of its range."""
+
+
+class InfeasibleRequestError(RequestError):
+    """The request could never fit this engine, however long it waited."""
+
+
+class RefusedRequestError(RequestError):
+    """A policy's ``arrival`` hook refused the request.
+
+    Attributes:
+        reason: what the policy gave as its reason.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class UnknownRequestError(RequestError, KeyError):
+    """No request of that id is waiting, running or lately finished here."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of its argument
+        return str(self.args[0])
+
+
+class PolicyError(BatchwrightError):
+    """A policy broke a rule of the contract.
+
+    Attributes:
+        plugin: name of the policy or plugin whose decision it was.
+        hook: the hook that decided.
+        step: index of the step.
+        rule: the rule broken, one word of a fixed list (see ``docs/hooks.md``).
+        value: what was decided, as it was returned.
+    """
+
+    def __init__(
+        self, message: str, *, plugin: str, hook: str, step: int, rule: str, value: object = None
+    ) -> None:
+        super().__init__(f"policy {plugin!r}, hook {hook!r}, step {step}, rule {rule!r}: {message}")
+        self.plugin = plugin
+        self.hook = hook
+        self.step = step
+        self.rule = rule
+        self.value = value
+
+
+class BackendError(BatchwrightError):
+    """A backend cannot start, or failed while it executed a step."""
+
+
+class WorkloadError(BatchwrightError):
+    """A trace or a workload description is wrong; the message gives file and row."""
+
+
+class CasesError(BatchwrightError):
+    """A file of recorded decisions cannot be read."""
+
+
+class ComparisonError(BatchwrightError):
+    """Arms that must not be compared; the message says which requests differ, and in what."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """A half sentence for an error message: the nearest valid names, else all of them.
+
+    Args:
+        name: what was given.
+        choices: what is valid.
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    return "choices: " + ", ".join(names) if names else "there are no choices"

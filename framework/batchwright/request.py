@@ -1,0 +1,285 @@
+"""A request: what the caller asked for, and what has become of it so far.
+
+Policies read these attributes; only the core writes them. A token is *pending* while it is known but its K and V are
+not computed: the whole prompt of a new request, one token of a decode, everything again after a preemption.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, overload
+
+import numpy as np
+
+from batchwright.errors import InvalidRequestError
+from batchwright.sampling_params import SamplingParams
+
+NEW, WAITING, RESIDENT, PREEMPTED, FINISHED = range(5)
+"""States of a request. ``PREEMPTED`` lasts from its eviction to the end of the step, then it waits again."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """What a caller calls good service: seconds to the first token, and seconds between tokens on average."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+class TokenIds(Sequence[int]):
+    """A read-only window on token ids; slicing copies, nothing else does."""
+
+    __slots__ = ("_start", "_stop", "_tokens")
+
+    def __init__(self, tokens: array[int], start: int, stop: int) -> None:
+        self._tokens = tokens
+        self._start = start
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return self._tokens[self._start : self._stop][index].tolist()
+        n = self._stop - self._start
+        if not -n <= index < n:
+            raise IndexError(f"token {index} of {n}")
+        return self._tokens[self._start + index + (n if index < 0 else 0)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens[self._start : self._stop])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+
+def pack_tokens(token_ids: Sequence[int], field: str = "prompt_token_ids") -> array[int]:
+    """Token ids as a compact array of C ints.
+
+    Raises:
+        InvalidRequestError: there are none, or one is not an int in [0, 2^31).
+    """
+    try:
+        if isinstance(token_ids, np.ndarray) and token_ids.dtype.kind in "iu" and token_ids.ndim == 1:
+            if token_ids.size and int(token_ids.max()) >= 2**31:
+                raise OverflowError
+            tokens = array("i", token_ids.astype(np.int32).tobytes())
+        else:
+            tokens = array("i", token_ids)
+    except (TypeError, OverflowError):
+        raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and some are not") from None
+    if not tokens:
+        raise InvalidRequestError(f"{field} is empty: a prompt has at least one token")
+    if min(tokens) < 0:
+        raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and {min(tokens)} is among them")
+    return tokens
+
+
+class Request:
+    """One request.
+
+    Attributes:
+        request_id: unique in its engine.
+        sampling_params: as given by the caller.
+        arrival_ns: when it arrived, in nanoseconds of the engine's clock.
+        arrival_index: its place in the order of arrival, from 0; -1 before it is added.
+        num_prompt_tokens: length of the prompt.
+        num_tokens: prompt and output tokens so far.
+        num_computed: tokens whose K and V are in its blocks; 0 while it waits. While an offer of a waiting
+            request is decided, its prefix hit counts as computed.
+        num_cached: tokens of its last admission that the prefix cache held.
+        num_scheduled: tokens in the batch of the present step; 0: it is not in it.
+        num_preemptions: times it was evicted.
+        num_recomputed: tokens computed again because of evictions.
+        first_scheduled_ns, first_token_ns, last_token_ns: None until it happens.
+        block_table: ids of its KV blocks, in order.
+        max_tokens: output tokens at most: as declared, cut to what ``max_model_len`` leaves.
+        priority: lower goes first.
+        client_id, session_id, program_id: whom it belongs to.
+        weight: of its client, for fair policies.
+        deadline_s: when its answer should be complete, in seconds of the engine's clock.
+        slo: its service objective.
+        predicted_output_tokens: somebody's guess of its output length.
+        extra: anything else the caller wants policies to see.
+
+    Raises:
+        InvalidRequestError: a field is out of its range.
+    """
+
+    __slots__ = (
+        "_end",
+        "_hashes",
+        "_high_water",
+        "_hit_key",
+        "_hits",
+        "_num_registered",
+        "_prefilling",
+        "_room",
+        "_seed",
+        "_state",
+        "_stop_check",
+        "_stop_ids",
+        "_tokens",
+        "arrival_index",
+        "arrival_ns",
+        "block_table",
+        "client_id",
+        "deadline_s",
+        "extra",
+        "finish_reason",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "last_token_ns",
+        "max_tokens",
+        "num_cached",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_recomputed",
+        "num_scheduled",
+        "num_tokens",
+        "predicted_output_tokens",
+        "priority",
+        "program_id",
+        "request_id",
+        "sampling_params",
+        "session_id",
+        "slo",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        arrival_ns: int = 0,
+        priority: int = 0,
+        client_id: str | None = None,
+        weight: float = 1.0,
+        deadline_s: float | None = None,
+        slo: SLO | None = None,
+        predicted_output_tokens: int | None = None,
+        session_id: str | None = None,
+        program_id: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidRequestError(f"request_id must be a non-empty string, not {request_id!r}")
+        if not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be a whole number, not {priority!r}")
+        if not weight > 0:
+            raise InvalidRequestError(f"weight must be above 0, not {weight!r}")
+        if predicted_output_tokens is not None and predicted_output_tokens < 0:
+            raise InvalidRequestError(
+                f"predicted_output_tokens must be at least 0, not {predicted_output_tokens!r}"
+            )
+        self._tokens = pack_tokens(prompt_token_ids)
+        self.request_id = request_id
+        self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
+        self.arrival_ns = arrival_ns
+        self.priority = priority
+        self.client_id = client_id
+        self.weight = weight
+        self.deadline_s = deadline_s
+        self.slo = slo
+        self.predicted_output_tokens = predicted_output_tokens
+        self.session_id = session_id
+        self.program_id = program_id
+        self.extra: Mapping[str, Any] = MappingProxyType(dict(extra)) if extra else _NOTHING
+        self.max_tokens = self.sampling_params.max_tokens
+        self.arrival_index = -1
+        self.num_prompt_tokens = self.num_tokens = len(self._tokens)
+        self.num_computed = self.num_cached = self.num_scheduled = 0
+        self.num_preemptions = self.num_recomputed = 0
+        self.first_scheduled_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.last_token_ns: int | None = None
+        self.finish_reason: str | None = None
+        self.block_table: list[int] = []
+        # Core-private from here on: set by the scheduler and the block manager.
+        self._state = NEW
+        self._prefilling = False
+        self._room = 0  # tokens that its blocks have room for
+        self._end = 0  # it finishes when num_tokens reaches this
+        self._stop_ids: frozenset[int] = frozenset()
+        self._stop_check: Any = None  # called with each sampled token where there are stop strings
+        self._seed = 0
+        self._high_water = 0  # most tokens it ever had computed: below it, computing is recomputing
+        self._hashes: list[int] = []  # of its full blocks, chained, each computed once
+        self._num_registered = 0  # of its blocks, in the prefix cache
+        self._hits: list[int] = []  # the last prefix look-up, and the state of the cache it was true in
+        self._hit_key: Any = None
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens whose K and V are not computed; 1 for a decode."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_waiting(self) -> bool:
+        """It holds no blocks, and is not finished."""
+        return self._state in (WAITING, PREEMPTED)
+
+    @property
+    def is_resident(self) -> bool:
+        """It holds blocks (or is being given them in this step)."""
+        return self._state == RESIDENT
+
+    @property
+    def is_finished(self) -> bool:
+        """It ended, for whatever reason."""
+        return self._state == FINISHED
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Resident, and has sampled no token since its admission."""
+        return self._prefilling
+
+    @property
+    def is_decode(self) -> bool:
+        """Resident and not prefilling: exactly one token is pending."""
+        return self._state == RESIDENT and not self._prefilling
+
+    @property
+    def arrival_s(self) -> float:
+        """When it arrived, in seconds of the engine's clock."""
+        return self.arrival_ns / 1e9
+
+    @property
+    def prompt_token_ids(self) -> TokenIds:
+        """The prompt, read-only."""
+        return TokenIds(self._tokens, 0, self.num_prompt_tokens)
+
+    @property
+    def output_token_ids(self) -> TokenIds:
+        """The output so far, read-only."""
+        return TokenIds(self._tokens, self.num_prompt_tokens, len(self._tokens))
+
+    def __repr__(self) -> str:
+        state = ("new", "waiting", "resident", "preempted", "finished")[self._state]
+        return (
+            f"<Request {self.request_id!r} {state}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens, "
+            f"{self.num_computed} computed, {self.num_scheduled} scheduled>"
+        )

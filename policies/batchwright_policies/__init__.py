@@ -1,0 +1,1 @@
+"""First-party policies, one a file."""
