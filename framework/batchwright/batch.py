@@ -95,7 +95,7 @@ class Batch:
     def samples(self) -> NDArray[np.bool_]:
         """bool[n]: rows that sample a token, since nothing is pending after this step."""
         known = np.array([r.num_tokens for r in self._requests], dtype=np.int32)
-        return self.context_lens == known
+        return np.equal(self.context_lens, known)
 
     @cached_property
     def is_decode(self) -> NDArray[np.bool_]:
@@ -106,8 +106,7 @@ class Batch:
     def token_ids(self) -> Ints:
         """int32[T]: the tokens to compute."""
         parts = [
-            r._tokens[r.num_computed : r.num_computed + n]
-            for r, n in zip(self._requests, self._counts, strict=True)
+            r._tokens[r.num_computed : r.num_computed + n] for r, n in zip(self._requests, self._counts, strict=True)
         ]
         return np.concatenate([np.frombuffer(p, dtype=np.int32) for p in parts]) if parts else _no_ints()
 

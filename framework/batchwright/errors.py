@@ -75,9 +75,7 @@ class PolicyError(BatchwrightError):
         value: what was decided, as it was returned.
     """
 
-    def __init__(
-        self, message: str, *, plugin: str, hook: str, step: int, rule: str, value: object = None
-    ) -> None:
+    def __init__(self, message: str, *, plugin: str, hook: str, step: int, rule: str, value: object = None) -> None:
         super().__init__(f"policy {plugin!r}, hook {hook!r}, step {step}, rule {rule!r}: {message}")
         self.plugin = plugin
         self.hook = hook

@@ -187,9 +187,7 @@ class Request:
         if not weight > 0:
             raise InvalidRequestError(f"weight must be above 0, not {weight!r}")
         if predicted_output_tokens is not None and predicted_output_tokens < 0:
-            raise InvalidRequestError(
-                f"predicted_output_tokens must be at least 0, not {predicted_output_tokens!r}"
-            )
+            raise InvalidRequestError(f"predicted_output_tokens must be at least 0, not {predicted_output_tokens!r}")
         self._tokens = pack_tokens(prompt_token_ids)
         self.request_id = request_id
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()

@@ -52,9 +52,7 @@ class SamplingParams:
             raise InvalidRequestError(f"temperature must be in [0, 100], not {self.temperature!r}")
         if self.top_k is not None:
             if isinstance(self.top_k, int) and self.top_k in (0, -1):
-                raise InvalidRequestError(
-                    f"top_k must be at least 1, or None for all tokens, not {self.top_k}"
-                )
+                raise InvalidRequestError(f"top_k must be at least 1, or None for all tokens, not {self.top_k}")
             _whole("top_k", self.top_k, 1)
         if not 0 < self.top_p <= 1:
             raise InvalidRequestError(f"top_p must be in (0, 1], not {self.top_p!r}")
