@@ -17,6 +17,10 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+AnyParams = Params
+"""For annotations inside policies, where ``Params`` is the policy's own model."""
+
+
 class Policy:
     """A scheduling policy: any of the decision and observer hooks, as methods marked with ``@hookimpl``.
 
@@ -34,13 +38,13 @@ class Policy:
         params: this object's parameters.
     """
 
-    Params: ClassVar[type[Params]] = Params
+    Params: ClassVar[type[AnyParams]] = AnyParams
     chunks: bool = True
     budget_counts_decodes: bool = True
     uses_predict: bool = False
     stationary: bool = False
 
-    def __init__(self, params: Params | None = None, **values: Any) -> None:
+    def __init__(self, params: AnyParams | None = None, **values: Any) -> None:
         """Takes a ``Params`` object, or its fields as keywords.
 
         Raises:
@@ -49,7 +53,7 @@ class Policy:
         self.params: Any = params if params is not None else self.parse_params(values)
 
     @classmethod
-    def parse_params(cls, values: Mapping[str, Any]) -> Params:
+    def parse_params(cls, values: Mapping[str, Any]) -> AnyParams:
         """Check parameters.
 
         Raises:

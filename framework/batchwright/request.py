@@ -107,6 +107,8 @@ class Request:
         num_preemptions: times it was evicted.
         num_recomputed: tokens computed again because of evictions.
         first_scheduled_ns, first_token_ns, last_token_ns: None until it happens.
+        finish_reason: once finished: ``stop``, ``length``, ``trace``, ``abort`` or ``error``.
+        error: what went wrong, where the reason is ``error``.
         block_table: ids of its KV blocks, in order.
         max_tokens: output tokens at most: as declared, cut to what ``max_model_len`` leaves.
         priority: lower goes first.
@@ -140,6 +142,7 @@ class Request:
         "block_table",
         "client_id",
         "deadline_s",
+        "error",
         "extra",
         "finish_reason",
         "first_scheduled_ns",
@@ -210,6 +213,7 @@ class Request:
         self.first_token_ns: int | None = None
         self.last_token_ns: int | None = None
         self.finish_reason: str | None = None
+        self.error: str | None = None
         self.block_table: list[int] = []
         # Core-private from here on: set by the scheduler and the block manager.
         self._state = NEW

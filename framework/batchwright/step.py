@@ -6,12 +6,14 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from batchwright.batch import Batch
+from batchwright.errors import BackendError
 from batchwright.limits import Limits
 from batchwright.queues import QueueView
-from batchwright.request import Request
+from batchwright.request import RESIDENT, Request
 
 if TYPE_CHECKING:
-    from batchwright.scheduler import Scheduler
+    from batchwright.state import State
 
 
 class Evictable(Sequence[Request]):
@@ -66,6 +68,9 @@ class Step:
         budget: tokens left in this step.
         preempted: victims of this step, in order of eviction.
         sampled: requests that got a token, in batch order; once executed.
+        finished: requests that ended with this step, in batch order; once executed.
+        num_prefill_tokens: tokens of the batch that are not decodes; once the batch is complete.
+        num_decodes: decodes in the batch; once it is complete.
         num_residents: residents now, with this step's admissions and without its victims.
         lacking: in ``preemption``: ``"seats"`` or ``"blocks"``; else None.
         events: what detectors reported in this step (thrash, starvation, faults), as records.
@@ -74,15 +79,16 @@ class Step:
     __slots__ = (
         "_admitted",
         "_asker",
-        "_before",
         "_decodes",
+        "_fresh",
         "_grown",
         "_prefilling",
-        "_scheduler",
+        "_state",
         "batch",
         "budget",
         "end",
         "events",
+        "finished",
         "index",
         "lacking",
         "now",
@@ -95,17 +101,18 @@ class Step:
         "waiting",
     )
 
-    def __init__(self, scheduler: Scheduler, now: int, index: int) -> None:
-        self._scheduler = scheduler
+    def __init__(self, state: State, now: int, index: int) -> None:
+        self._state = state
         self.now = now
         self.end: int | None = None
         self.index = index
-        self.waiting = scheduler.waiting
-        self.running = scheduler.running
+        self.waiting = state.waiting
+        self.running = state.running
         self.batch: list[Request] = []
-        self.budget = scheduler.limits.max_num_batched_tokens
+        self.budget = state.limits.max_num_batched_tokens
         self.preempted: list[Request] = []
         self.sampled: Sequence[Request] = ()
+        self.finished: Sequence[Request] = ()
         self.num_residents = len(self.running)
         self.num_prefill_tokens = 0
         self.num_decodes = 0
@@ -115,14 +122,14 @@ class Step:
         self._asker: Request | None = None
         self._admitted: dict[Request, None] = {}  # by this step, still resident
         self._grown: dict[Request, int] = {}  # blocks taken in this step by who was resident before it
-        self._before: dict[Request, int] = {}  # registered blocks before this step (visible: scheduled)
+        self._fresh: dict[Request, list[int]] = {}  # blocks registered before they are computed (visible: scheduled)
         self._prefilling: list[Request] | None = None
         self._decodes: Sequence[Request] | None = None
 
     @property
     def limits(self) -> Limits:
         """The engine's limits."""
-        return self._scheduler.limits
+        return self._state.limits
 
     @property
     def now_s(self) -> float:
@@ -133,14 +140,14 @@ class Step:
     def prefilling(self) -> Sequence[Request]:
         """Residents that have sampled no token since their admission, in order of admission."""
         if self._prefilling is None:
-            self._prefilling = list(self._scheduler._prefilling)
+            self._prefilling = list(self._state.prefilling)
         return self._prefilling
 
     @property
     def decodes(self) -> Sequence[Request]:
         """The other residents; ``running`` itself when nothing is prefilling."""
         if self._decodes is None:
-            if self._scheduler._prefilling:
+            if self._state.prefilling:
                 self._decodes = [r for r in self.running if not r._prefilling]
             else:
                 self._decodes = self.running
@@ -154,28 +161,28 @@ class Step:
     @property
     def free_blocks(self) -> int:
         """Blocks that nobody holds; they may still hold cached content."""
-        return self._scheduler.blocks.num_free
+        return self._state.blocks.num_free
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the pool."""
-        return self._scheduler.blocks.num_blocks
+        return self._state.blocks.num_blocks
 
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
-        return self._scheduler.blocks.block_size
+        return self._state.blocks.block_size
 
     @property
     def rng(self) -> random.Random:
         """A random generator seeded by the engine's seed: the only source of chance a policy may use."""
-        return self._scheduler.rng
+        return self._state.rng
 
     def num_cached(self, request: Request) -> int:
         """Tokens of a waiting request that the prefix cache holds now; of a resident, those of its admission."""
-        if request._state == 2:  # RESIDENT
+        if request._state == RESIDENT:
             return request.num_cached
-        blocks = self._scheduler.blocks
+        blocks = self._state.blocks
         return len(blocks.lookup(request)) * blocks.block_size
 
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
@@ -183,7 +190,7 @@ class Step:
 
         A prefix hit that somebody holds costs nothing; one that lies free costs its block.
         """
-        return self._scheduler.blocks.blocks_needed(request, num_tokens)
+        return self._state.blocks.blocks_needed(request, num_tokens)
 
     def predict_s(self, request: Request | None = None, num_tokens: int = 0) -> float:
         """Estimated seconds of the batch so far, with ``num_tokens`` of ``request`` added.
@@ -191,4 +198,14 @@ class Step:
         Raises:
             BackendError: the backend has no cost estimate; declare ``uses_predict`` to be told at load.
         """
-        return self._scheduler._predict_s(self, request, num_tokens)
+        rows, counts = list(self.batch), [r.num_scheduled for r in self.batch]
+        if request is not None and num_tokens:
+            rows.append(request)
+            counts.append(num_tokens)
+        if not rows:
+            return 0.0
+        predict = self._state.predict_s
+        seconds = predict(Batch(self.index, self.block_size, rows, counts)) if predict is not None else None
+        if seconds is None:
+            raise BackendError("this backend has no cost estimate, so step.predict_s() cannot answer")
+        return seconds

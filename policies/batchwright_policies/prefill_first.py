@@ -43,7 +43,7 @@ class PrefillFirst(Policy):
     stationary = True
     params: PrefillFirstParams
 
-    def __init__(self, params: Params | None = None, **values: object) -> None:
+    def __init__(self, params: PrefillFirstParams | None = None, **values: object) -> None:
         super().__init__(params, **values)
         self.budget_counts_decodes = self.params.budget_counts_decodes
         self._prompt_steps = 0

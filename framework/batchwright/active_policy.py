@@ -1,0 +1,112 @@
+"""The policy in force: one policy for all decisions, or one for each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from batchwright.errors import PluginError
+from batchwright.hookspecs import DECISIONS, OBSERVERS, PROJECT
+from batchwright.limits import Limits
+from batchwright.plugin_checks import check_plugin
+from batchwright.policy import Policy
+
+
+class Part:
+    """The hooks that one policy contributes: the decisions of its slots, and all its observers."""
+
+    def __init__(self, policy: Policy, decisions: tuple[str, ...]) -> None:
+        self.policy = policy
+        for hook in (*decisions, *OBSERVERS):
+            method = getattr(policy, hook, None)
+            if method is not None and getattr(method, f"{PROJECT}_impl", None) is not None:
+                setattr(self, hook, method)
+
+
+class ActivePolicy:
+    """Policies in their slots, under one name, with what they declare together.
+
+    Attributes:
+        name: ``stall_free``; of a composite ``admission=vtc chunking=stall_free``.
+        slots: which policy decides each hook; hooks not in it are decided by the core.
+        parts: plugin name to the hooks it contributes.
+        chunks: from the policy that decides chunking.
+        budget_counts_decodes: from the one that decides admission.
+        stationary: only if all are.
+        uses_predict: if any does.
+    """
+
+    def __init__(self, slots: Mapping[str, tuple[str, Policy]]) -> None:
+        """Takes decision hook to (policy name, policy).
+
+        Raises:
+            PluginError: a hook of a policy is misspelt or mistyped.
+        """
+        policies: dict[Policy, tuple[str, list[str]]] = {}
+        for hook in DECISIONS:
+            if hook in slots:
+                name, policy = slots[hook]
+                policies.setdefault(policy, (name, []))[1].append(hook)
+        self.slots = {hook: slots[hook][1] for hook in DECISIONS if hook in slots}
+        self.parts: dict[str, Part] = {}
+        for policy, (name, hooks) in policies.items():
+            check_plugin(policy, name)
+            key = name
+            while key in self.parts:  # one policy with two settings, in two slots
+                key += "'"
+            self.parts[key] = Part(policy, tuple(hooks))
+        whole = len(policies) == 1 and set(slots) == set(DECISIONS)
+        self.name = (
+            next(iter(self.parts))
+            if whole
+            else " ".join(f"{hook}={slots[hook][0]}" for hook in DECISIONS if hook in slots)
+        )
+        everybody = list(policies)
+        self.chunks = self.slots["chunking"].chunks if "chunking" in self.slots else True
+        self.budget_counts_decodes = (
+            self.slots["admission"].budget_counts_decodes if "admission" in self.slots else False
+        )
+        self.stationary = all(p.stationary for p in everybody)
+        self.uses_predict = any(p.uses_predict for p in everybody)
+
+    @classmethod
+    def of(cls, policy: Policy, name: str | None = None) -> ActivePolicy:
+        """One policy for all decisions."""
+        name = name if name is not None else _snake(type(policy).__name__)
+        return cls(dict.fromkeys(DECISIONS, (name, policy)))
+
+    def defaults(self, limits: Limits) -> dict[str, Any]:
+        """Settings the policies want where the config leaves them unset.
+
+        Raises:
+            PluginError: two policies of a composite want different values; the config must choose.
+        """
+        wanted: dict[str, tuple[Any, str]] = {}
+        for name, part in self.parts.items():
+            for key, value in part.policy.defaults(limits).items():
+                if key in wanted and wanted[key][0] != value:
+                    other, by = wanted[key]
+                    raise PluginError(
+                        f"policies {by!r} and {name!r} want different defaults for {key} ({other!r}, {value!r}): "
+                        f"set {key} in the config"
+                    )
+                wanted[key] = (value, name)
+        return {key: value for key, (value, _) in wanted.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Policy and parameters of each slot, as plain data."""
+        if len(self.parts) == 1 and len(self.slots) == len(DECISIONS):
+            name, part = next(iter(self.parts.items()))
+            return {"use": name, **part.policy.params.model_dump()}
+        names = {part.policy: name for name, part in self.parts.items()}
+        return {hook: {"use": names[policy], **policy.params.model_dump()} for hook, policy in self.slots.items()}
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def is_policy_class(value: object) -> bool:
+    """Whether it is a class of policies (and not an object of one)."""
+    return inspect.isclass(value) and issubclass(value, Policy)

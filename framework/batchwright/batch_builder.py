@@ -1,0 +1,315 @@
+"""Building the batch of one step: offers, room for them, evictions, and undoing it all.
+
+This is the contract of one step, made fast: ``batchwright.testing.reference`` says the same in plain lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from batchwright.errors import PolicyError
+from batchwright.queues import put_first
+from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING, Request
+from batchwright.rules import Rules
+from batchwright.state import State
+from batchwright.step import Step
+
+
+class BatchBuilder:
+    """Builds batches out of a scheduler's state, under given rules."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def build(self, step: Step, rules: Rules) -> None:
+        """Ask the policy whom to offer room, and make the batch.
+
+        Raises:
+            PolicyError: the policy broke a rule; ``undo`` and ``commit`` make the state whole again.
+        """
+        running = step.running
+        barren = 0  # offers in a row that brought nothing
+        enough = 10 * (len(self._state.queue) + len(self._state.residents)) + 1000
+        offers = rules.admission(step)
+        try:
+            for offer in offers:
+                before = len(step.batch)
+                if offer is running and self._take_all(step, rules):
+                    continue
+                if isinstance(offer, Request):
+                    self._offer(step, rules, offer)
+                else:
+                    self._offer_each(step, rules, offer)
+                barren = 0 if len(step.batch) != before else barren + 1
+                if barren > enough:
+                    message = f"{barren} offers in a row brought nobody into the batch; does it ever end?"
+                    raise rules.error(step, "admission", "endless", message)
+        finally:
+            offers.close()  # type: ignore[attr-defined]
+        if not step.batch and not step.preempted:
+            raise self._stalled(step, rules)
+
+    def _take_all(self, step: Step, rules: Rules) -> bool:
+        """All residents at once, when all are decodes and there is room: no question is left to ask."""
+        n = len(self._state.residents)
+        if step.batch or step.preempted or self._state.prefilling or n > self._state.limits.max_num_seqs:
+            return False
+        if rules.counts_decodes and n > step.budget:
+            return False
+        everybody = list(self._state.residents)
+        blocks = self._state.blocks
+        growing = [r for r in everybody if r.num_tokens > r._room]
+        if len(growing) > blocks.num_free:
+            return False
+        for request in growing:
+            blocks.append(request)
+            step._grown[request] = 1
+        if self._state.early:
+            size = blocks.block_size
+            for request in everybody:
+                if not request.num_tokens % size:
+                    step._fresh[request] = blocks.register(request, request.num_tokens)
+        for request in everybody:
+            request.num_scheduled = 1
+        step.batch = everybody
+        step.num_decodes = n
+        if rules.counts_decodes:
+            step.budget -= n
+        return True
+
+    def _offer_each(self, step: Step, rules: Rules, offers: Iterable[Request]) -> None:
+        """A sequence of offers. Decodes that need nothing go in at once."""
+        own = offers is step.running or offers is step._decodes or offers is step._prefilling
+        counts, most, early, size = (
+            rules.counts_decodes,
+            self._state.limits.max_num_seqs,
+            self._state.early,
+            self._state.blocks.block_size,
+        )
+        batch = step.batch
+        for request in offers if own else rules.sequence(step, offers):
+            if len(batch) >= most:
+                return  # nobody looks in between, and all that follow would get nothing
+            if (
+                own
+                and not request._prefilling
+                and request._state == RESIDENT
+                and not request.num_scheduled
+                and request.num_tokens <= request._room
+                and (step.budget > 0 or not counts)
+                and not (early and request.num_tokens % size == 0)
+            ):
+                request.num_scheduled = 1
+                batch.append(request)
+                step.num_decodes += 1
+                if counts:
+                    step.budget -= 1
+            else:
+                self._offer(step, rules, request)
+                batch = step.batch
+
+    def _offer(self, step: Step, rules: Rules, request: Request) -> None:
+        """One offer, by the contract: into the batch, or no trace but the evictions made for it."""
+        self._check_offer(step, rules, request)
+        if request._state == PREEMPTED or len(step.batch) >= self._state.limits.max_num_seqs:
+            return
+        if request._state == RESIDENT:
+            self._offer_resident(step, rules, request)
+        else:
+            while self._offer_waiting(step, rules, request):
+                pass
+
+    def _check_offer(self, step: Step, rules: Rules, request: Request) -> None:
+        if not isinstance(request, Request):
+            message = f"it yielded {request!r}: not a request"
+            raise rules.error(step, "admission", "type", message, request)
+        if request._state == FINISHED or self._state.requests.get(request.request_id) is not request:
+            what = "finished" if request._state == FINISHED else "not of this engine"
+            message = f"it offered request {request.request_id!r}, which is {what}"
+            raise rules.error(step, "admission", "unknown", message, request)
+        if request.num_scheduled:
+            message = f"it offered request {request.request_id!r} twice"
+            raise rules.error(step, "admission", "twice", message, request)
+
+    def _num_tokens(self, step: Step, rules: Rules, request: Request) -> int:
+        """Tokens that an offered request may run: asks ``chunking`` where there is anything to decide."""
+        if request.num_tokens - request.num_computed > 1:
+            return rules.chunk(step, request) if step.budget > 0 else 0
+        free = not rules.counts_decodes and request._state == RESIDENT and not request._prefilling
+        return 1 if free or step.budget > 0 else 0
+
+    def _offer_resident(self, step: Step, rules: Rules, request: Request) -> None:
+        num_tokens = self._num_tokens(step, rules, request)
+        if not num_tokens:
+            return
+        blocks = self._state.blocks
+        upto = request.num_computed + num_tokens
+        if upto > request._room:
+            while not blocks.can_append(request, upto):
+                if not self._make_room(step, rules, request, "blocks") or request._state != RESIDENT:
+                    return
+            grown = -(-(upto - request._room) // blocks.block_size)
+            blocks.append(request, grown)
+            step._grown[request] = grown
+        self._schedule(step, rules, request, num_tokens)
+
+    def _offer_waiting(self, step: Step, rules: Rules, request: Request) -> bool:
+        """True: begin anew, since an eviction changed its prefix hit."""
+        blocks, most = self._state.blocks, self._state.limits.max_num_residents
+        hits = blocks.lookup(request)
+        request.num_computed = len(hits) * blocks.block_size
+        again = admitted = False
+        try:
+            num_tokens = self._num_tokens(step, rules, request)
+            if not num_tokens:
+                return False
+            while most is not None and step.num_residents >= most:
+                if not self._make_room(step, rules, request, "seats"):
+                    return False
+            again = self._state.early and len(blocks.lookup(request)) * blocks.block_size != request.num_computed
+            if again:
+                return True
+            room = max(request.num_computed + num_tokens, rules.reserve(step, request))
+            while not blocks.can_allocate(request, room):
+                if not self._make_room(step, rules, request, "blocks"):
+                    return False
+                again = self._state.early and len(blocks.lookup(request)) * blocks.block_size != request.num_computed
+                if again:
+                    return True
+            admitted = True
+        finally:
+            if not admitted:
+                request.num_computed = 0
+        blocks.allocate(request, room)
+        request._state = RESIDENT
+        request._prefilling = True
+        request.num_cached = request.num_computed
+        step.num_residents += 1
+        step._admitted[request] = None
+        self._schedule(step, rules, request, num_tokens)
+        return False
+
+    def _schedule(self, step: Step, rules: Rules, request: Request, num_tokens: int) -> None:
+        """Append a request that has its blocks to the batch, and charge the budget."""
+        request.num_scheduled = num_tokens
+        step.batch.append(request)
+        if request._prefilling:
+            step.num_prefill_tokens += num_tokens
+            step.budget -= num_tokens
+        else:
+            step.num_decodes += 1
+            if rules.counts_decodes:
+                step.budget -= 1
+        if self._state.early:
+            fresh = self._state.blocks.register(request, request.num_computed + num_tokens)
+            if fresh:
+                step._fresh[request] = fresh
+
+    # Eviction and undoing -----------------------------------------------------------------------------------
+
+    def _make_room(self, step: Step, rules: Rules, request: Request, lacking: Literal["seats", "blocks"]) -> bool:
+        """Evict whom the policy names; False when it names nobody."""
+        step.lacking, step._asker = lacking, request
+        try:
+            victim = rules.victim(step, request)
+        finally:
+            step.lacking = step._asker = None
+        if victim is None:
+            return False
+        self.evict(step, rules, victim, request)
+        return True
+
+    def evict(self, step: Step, rules: Rules, victim: Request, asker: Request | None) -> None:
+        """Take a resident's blocks, and its row out of the batch; it waits again when the step is complete."""
+        fresh = step._fresh.get(victim)
+        if fresh:
+            # Who shares a block that now stays empty goes along, last first.
+            empty = set(fresh)
+            after = step.batch[step.batch.index(victim) + 1 :]
+            for other in reversed(after):
+                if other.num_scheduled and not empty.isdisjoint(other.block_table):
+                    self.evict(step, rules, other, asker)
+        if victim in step._admitted:
+            del step._admitted[victim]
+            if self._state.hooks.request_admitted:
+                self._state.tell(self._state.hooks.request_admitted, step, victim)
+        if victim.num_scheduled:
+            self._take_out(step, rules, victim)
+        self._state.blocks.deallocate(victim)
+        victim._high_water = max(victim._high_water, victim.num_computed)
+        victim._state = PREEMPTED
+        victim._prefilling = False
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        step.preempted.append(victim)
+        step.num_residents -= 1
+        if self._state.hooks.request_preempted:
+            self._state.tell(self._state.hooks.request_preempted, step, victim, asker)
+
+    def _take_out(self, step: Step, rules: Rules, request: Request) -> None:
+        """Take a request out of the batch; what it was charged goes back."""
+        for block in step._fresh.pop(request, ()):
+            self._state.blocks.unregister(block)
+        step.batch.remove(request)  # rare: a victim that was scheduled already; bounded by max_num_seqs
+        if request._prefilling:
+            step.num_prefill_tokens -= request.num_scheduled
+            step.budget += request.num_scheduled
+        else:
+            step.num_decodes -= 1
+            if rules.counts_decodes:
+                step.budget += 1
+        request.num_scheduled = 0
+
+    def undo(self, step: Step) -> None:
+        """Give back everything the batch took, last first; evictions stay."""
+        blocks = self._state.blocks
+        for request in reversed(step.batch):
+            for block in step._fresh.pop(request, ()):
+                blocks.unregister(block)
+            request.num_scheduled = 0
+            if request in step._admitted:
+                blocks.deallocate(request)
+                request._state = WAITING
+                request._prefilling = False
+                request.num_computed = request.num_cached = 0
+                step.num_residents -= 1
+            elif request in step._grown:
+                blocks.take_back(request, step._grown[request])
+            if request._num_registered * blocks.block_size > request.num_computed:
+                request._num_registered = request.num_computed // blocks.block_size
+        step.batch = []
+        step._admitted.clear()
+        step._grown.clear()
+        step.num_prefill_tokens = step.num_decodes = 0
+        step.budget = self._state.limits.max_num_batched_tokens
+
+    def commit(self, step: Step) -> None:
+        """Move who was admitted or evicted, now that the batch is complete."""
+        for request in step._admitted:
+            del self._state.queue[request]
+            self._state.residents[request] = None
+            self._state.prefilling[request] = None
+            if request.first_scheduled_ns is None:
+                request.first_scheduled_ns = step.now
+        for victim in step.preempted:
+            if self._state.residents.pop(victim, self) is self:
+                del self._state.queue[victim]  # admitted in this very step
+            else:
+                self._state.prefilling.pop(victim, None)
+            victim._state = WAITING
+            put_first(self._state.queue, victim)
+        if self._state.hooks.request_admitted:
+            for request in step._admitted:
+                self._state.tell(self._state.hooks.request_admitted, step, request)
+
+    def _stalled(self, step: Step, rules: Rules) -> PolicyError:
+        waiting, residents = len(self._state.queue), len(self._state.residents)
+        if residents and all(not self._state.blocks.can_append(r, r.num_computed + 1) for r in self._state.residents):
+            why = "no block is free and your preemption evicted nobody"
+        elif residents:
+            why = f"your admission left out {residents} residents that could run"
+        else:
+            why = "the pool is free; your admission or chunking left out all that wait"
+        message = f"nothing is scheduled and nobody was evicted ({waiting} waiting, {residents} resident): {why}"
+        return rules.error(step, "admission", "progress", message)

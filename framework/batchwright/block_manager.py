@@ -1,0 +1,250 @@
+"""KV blocks: who holds them, and which content can be shared.
+
+A full block is identified by the hash of its tokens chained with the hash of the block before it, so equal hashes mean
+equal prefixes. A hit is confirmed on the tokens themselves. Each full block of a request is hashed once and the hash
+kept with the request, through preemptions too. Block ids say nothing of order; block tables do.
+"""
+
+from __future__ import annotations
+
+from xxhash import xxh3_64_intdigest
+
+from batchwright.errors import ConfigError
+from batchwright.free_list import FreeList
+from batchwright.prefix_cache import PrefixCache
+from batchwright.request import RESIDENT, Request
+
+_LOG_LIMIT = 8192
+Content = tuple[int, bytes]
+"""What a cached block holds: the hash of the prefix before it, and its tokens."""
+
+
+class BlockManager:
+    """The pool of KV blocks.
+
+    Attributes:
+        num_blocks: blocks of the pool.
+        block_size: tokens of a block.
+        cache: settings of the prefix cache.
+
+    Raises:
+        ConfigError: the pool is empty, or the block size below 1.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None = None) -> None:
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.cache = cache if cache is not None else PrefixCache()
+        self._enabled = self.cache.enabled
+        self._newest = self.cache.duplicates == "newest"
+        self._uncached_first = self.cache.reuse == "uncached_first"
+        self._free = FreeList(num_blocks)
+        self._references = [0] * num_blocks
+        self._hash_of: list[int | None] = [None] * num_blocks
+        self._content: list[Content | None] = [None] * num_blocks
+        self._answering: dict[int, int] = {}  # hash -> the block that answers look-ups
+        self._others: dict[int, dict[int, None]] = {}  # hash -> further blocks with that content, oldest first
+        # What changed since a look-up: hashes added (a count), and hashes whose answering block went or changed
+        # (a log; position 0 of the list is number _log_start). A waiting request looks at the changes, not again at
+        # its whole prompt.
+        self._num_added = 0
+        self._log: list[int] = []
+        self._log_start = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds; they may still hold cached content."""
+        return self._free.count
+
+    def can_allocate(self, request: Request, num_tokens: int) -> bool:
+        """Whether the free blocks suffice for a waiting request to hold ``num_tokens`` tokens."""
+        hits = self.lookup(request)
+        total = max(-(-num_tokens // self.block_size), len(hits))
+        if total <= self._free.count:
+            return True
+        if total - len(hits) > self._free.count:
+            return False
+        return total - self._num_held(hits) <= self._free.count
+
+    def allocate(self, request: Request, num_tokens: int) -> None:
+        """Give a waiting request its prefix hits and blocks for ``num_tokens`` tokens; ``can_allocate`` first."""
+        hits = self.lookup(request)
+        references = self._references
+        for block in hits:
+            if not references[block]:
+                self._free.remove(block)
+            references[block] += 1
+        request.block_table.extend(hits)
+        request._num_registered = len(hits)
+        request._room = len(hits) * self.block_size
+        request._hits, request._hit_key = [], None
+        missing = -(-num_tokens // self.block_size) - len(hits)
+        if missing > 0:
+            self.append(request, missing)
+
+    def can_append(self, request: Request, num_tokens: int) -> bool:
+        """Whether the free blocks suffice for a resident to hold ``num_tokens`` tokens."""
+        return num_tokens - request._room <= self._free.count * self.block_size
+
+    def append(self, request: Request, num_blocks: int = 1) -> None:
+        """Give a resident further blocks; ``can_append`` first."""
+        take, hash_of, references = self._free.take, self._hash_of, self._references
+        for _ in range(num_blocks):
+            block = take()
+            if hash_of[block] is not None:
+                self.unregister(block)
+            references[block] = 1
+            request.block_table.append(block)
+        request._room += num_blocks * self.block_size
+
+    def take_back(self, request: Request, num_blocks: int) -> None:
+        """Undo ``append``: the last blocks of a resident become free, last first."""
+        for _ in range(num_blocks):
+            self._release(request.block_table.pop())
+        request._room -= num_blocks * self.block_size
+
+    def deallocate(self, request: Request) -> None:
+        """Free all blocks of a request, last to first; shared ones stay with the others that hold them."""
+        for block in reversed(request.block_table):
+            self._release(block)
+        request.block_table.clear()
+        request._room = request._num_registered = 0
+
+    def _release(self, block: int) -> None:
+        references = self._references
+        references[block] -= 1
+        if not references[block]:
+            if self._uncached_first and self._hash_of[block] is None:
+                self._free.put_first(block)
+            else:
+                self._free.put_last(block)
+
+    def blocks_needed(self, request: Request, num_tokens: int) -> int:
+        """Free blocks that a request would take to hold ``num_tokens`` tokens; free hits cost their block."""
+        total = -(-num_tokens // self.block_size)
+        if request._state == RESIDENT:
+            return max(0, total - len(request.block_table))
+        hits = self.lookup(request)
+        return max(total, len(hits)) - self._num_held(hits)
+
+    def _num_held(self, hits: list[int]) -> int:
+        return len(hits) - list(map(self._references.__getitem__, hits)).count(0)
+
+    # Prefix cache -------------------------------------------------------------------------------------------
+
+    def lookup(self, request: Request) -> list[int]:
+        """The cached blocks of a waiting request's longest prefix, at most ``(num_tokens - 1) // block_size``.
+
+        The last token is never taken from the cache: something must be computed to sample from. The list belongs
+        to the core. What did not change since the last look-up is not looked up again.
+        """
+        if not self._enabled:
+            return []
+        now = self._log_start + len(self._log)
+        hits = request._hits
+        known: set[int] | None = None
+        if request._hit_key is not None:
+            position, added, known = request._hit_key
+            stale = False
+            if hits and position != now:
+                if known is None:
+                    known = set(request._hashes[: len(hits)])
+                since = position - self._log_start
+                stale = since < 0 or not known.isdisjoint(self._log[since:])
+            if stale:
+                hits = request._hits = []
+                known = None
+            elif added == self._num_added:
+                request._hit_key = (now, added, known)
+                return hits
+        self._extend(request, hits, known)
+        request._hit_key = (now, self._num_added, known)
+        return hits
+
+    def _extend(self, request: Request, hits: list[int], known: set[int] | None) -> None:
+        size, content, answering = self.block_size, self._content, self._answering
+        hashes = request._hashes
+        index = len(hits)
+        prefix = hashes[index - 1] if index else 0
+        for start in range(index * size, (request.num_tokens - 1) // size * size, size):
+            tokens = request._tokens[start : start + size].tobytes()
+            if index < len(hashes):
+                digest = hashes[index]
+            else:
+                digest = xxh3_64_intdigest(tokens, prefix)
+                hashes.append(digest)
+            block = answering.get(digest)
+            if block is None or content[block] != (prefix, tokens):
+                break
+            hits.append(block)
+            if known is not None:
+                known.add(digest)
+            prefix = digest
+            index += 1
+
+    def register(self, request: Request, num_tokens: int) -> list[int]:
+        """Make the full blocks among a resident's first ``num_tokens`` tokens answer look-ups; returns the new ones."""
+        if not self._enabled:
+            return []
+        size, hashes = self.block_size, request._hashes
+        first, last = request._num_registered, num_tokens // size
+        request._num_registered = last
+        prefix = hashes[first - 1] if first else 0
+        new = []
+        for index in range(first, last):
+            tokens = request._tokens[index * size : (index + 1) * size].tobytes()
+            if index < len(hashes):
+                digest = hashes[index]
+            else:
+                digest = xxh3_64_intdigest(tokens, prefix)
+                hashes.append(digest)
+            block = request.block_table[index]
+            answering = self._answering.get(digest)
+            if answering is None:
+                self._answering[digest] = block
+                self._num_added += 1
+            elif self._content[answering] != (prefix, tokens):
+                prefix = digest
+                continue  # another prefix of the same hash: it keeps its place, and this block is not shared
+            elif self._newest:
+                self._others.setdefault(digest, {})[answering] = None
+                self._answering[digest] = block
+                self._changed(digest)
+            else:
+                self._others.setdefault(digest, {})[block] = None
+            self._hash_of[block] = digest
+            self._content[block] = (prefix, tokens)
+            new.append(block)
+            prefix = digest
+        return new
+
+    def unregister(self, block: int) -> None:
+        """Forget the cached content of a block; another block with that content answers from now on."""
+        digest = self._hash_of[block]
+        if digest is None:
+            return
+        self._hash_of[block] = self._content[block] = None
+        others = self._others.get(digest)
+        if self._answering[digest] != block:
+            assert others is not None
+            del others[block]
+        else:
+            if others:
+                heir = next(reversed(others)) if self._newest else next(iter(others))
+                del others[heir]
+                self._answering[digest] = heir
+            else:
+                del self._answering[digest]
+            self._changed(digest)
+        if others is not None and not others:
+            del self._others[digest]
+
+    def _changed(self, digest: int) -> None:
+        log = self._log
+        log.append(digest)
+        if len(log) > _LOG_LIMIT:
+            del log[: _LOG_LIMIT // 2]
+            self._log_start += _LOG_LIMIT // 2

@@ -1,0 +1,126 @@
+"""From what a config or a caller says to policies in their slots."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from batchwright.active_policy import ActivePolicy
+from batchwright.errors import ConfigError, did_you_mean
+from batchwright.hookspecs import DECISIONS
+from batchwright.plugins import Plugins, load_plugins
+from batchwright.policy import Policy
+
+DEFAULT_POLICY = "prefill_first"
+
+
+def default_policy(plugins: Plugins | None = None) -> Policy:
+    """The default policy with its default parameters, found by its name."""
+    return (plugins if plugins is not None else load_plugins()).policy(DEFAULT_POLICY)()
+
+
+def parse_arm(text: str) -> dict[str, Any]:
+    """``NAME`` or ``NAME:param=value,param=value`` as ``{"use": NAME, param: value}``; values are YAML scalars.
+
+    A policy in a file is written ``path/to/file.py:ClassName``, with parameters behind a further colon.
+
+    Raises:
+        ConfigError: a part is not ``param=value``.
+    """
+    name, _, rest = text.partition(":")
+    if name.endswith(".py"):
+        name, (cls, _, rest) = f"{name}:", rest.partition(":")
+        name += cls
+    values: dict[str, Any] = {"use": name}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"policy {text!r}: {part!r} is not of the form param=value")
+        try:
+            values[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            values[key.strip()] = value
+    return values
+
+
+def resolve_policy(
+    spec: Policy | ActivePolicy | str | Mapping[str, Any] | None, plugins: Plugins | None = None
+) -> ActivePolicy:
+    """Policies in their slots.
+
+    Args:
+        spec: a policy object; ``NAME`` or ``NAME:param=value,…``; ``{"use": NAME, param: value}``; a mapping of
+            decision hooks to any of these; None for the default policy.
+        plugins: where names are looked up; None loads what is installed, if a name must be looked up.
+
+    Raises:
+        ConfigError: an unknown policy, decision or parameter.
+        PluginError: a plugin or a hook is wrong.
+    """
+    if isinstance(spec, ActivePolicy):
+        return spec
+    if isinstance(spec, Policy):
+        return ActivePolicy.of(spec)
+    plugins = plugins if plugins is not None else load_plugins()
+    if spec is None:
+        spec = DEFAULT_POLICY
+    if isinstance(spec, str) or "use" in spec:
+        name, policy = _one(spec, plugins)
+        return ActivePolicy.of(policy, name)
+    slots: dict[str, tuple[str, Policy]] = {}
+    made: dict[str, tuple[str, Policy]] = {}
+    if not spec:
+        raise ConfigError("policy: it is empty; give a name, or a mapping of decisions to names")
+    for hook, part in spec.items():
+        if hook not in DECISIONS:
+            raise ConfigError(f"policy: unknown decision {hook!r}; {did_you_mean(hook, (*DECISIONS, 'use'))}")
+        if isinstance(part, Policy):
+            slots[hook] = (type(part).__name__, part)
+            continue
+        key = repr(sorted(parse_arm(part).items()) if isinstance(part, str) else sorted(part.items()))
+        if key not in made:  # the same words in two slots are one object, so that its decisions share state
+            made[key] = _one(part, plugins)
+        slots[hook] = made[key]
+    return ActivePolicy(slots)
+
+
+def _one(spec: str | Mapping[str, Any], plugins: Plugins) -> tuple[str, Policy]:
+    values = parse_arm(spec) if isinstance(spec, str) else dict(spec)
+    name = values.pop("use")
+    if not isinstance(name, str):
+        raise ConfigError(f"policy: use must name a policy, not {name!r}")
+    if ".py:" in name:
+        cls = _from_file(name)
+        return cls.__name__, cls.from_values(values)
+    return name, plugins.policy(name).from_values(values)
+
+
+def _from_file(name: str) -> type[Policy]:
+    path, _, attribute = name.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"policy {name!r}: there is no file {path}")
+    module_name = f"_batchwright_policy_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"policy {name!r}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # pydantic and dataclasses look modules up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"policy {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+    cls = getattr(module, attribute, None)
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        found = [
+            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy) and v is not Policy
+        ]
+        raise ConfigError(
+            f"policy {name!r}: {path} has no policy class {attribute!r}; {did_you_mean(attribute, found)}"
+        )
+    return cls

@@ -1,0 +1,88 @@
+"""Taking what a batch gave: computed tokens, sampled tokens, and who is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from batchwright.errors import BackendError
+from batchwright.request import RESIDENT, Request
+from batchwright.state import State
+
+Over = list[tuple[Request, str]]
+"""Requests that end with this step and why, in batch order."""
+
+
+def append_all(
+    state: State, requests: Sequence[Request], tokens: Sequence[int], now: int, over: Over
+) -> Sequence[Request]:
+    """A batch of decodes: each has computed its last token and gets the next. Returns who got one."""
+    register = state.blocks.register if state.late else None
+    size = state.blocks.block_size
+    gone = False
+    for request, token in zip(requests, tokens, strict=True):
+        if request._state != RESIDENT:
+            gone = True  # aborted meanwhile
+            continue
+        length = request.num_tokens
+        request.num_computed = length
+        if register is not None and not length % size:
+            register(request, length)
+        request._tokens.append(token)
+        length += 1
+        request.num_tokens = length
+        request.last_token_ns = now
+        if length >= request._end or token in request._stop_ids or request._stop_check is not None:
+            reason = _stops(request, token)
+            if reason is not None:
+                over.append((request, reason))
+    return [r for r in requests if r._state == RESIDENT] if gone else requests
+
+
+def append_each(
+    state: State, requests: Sequence[Request], tokens: Sequence[int], now: int, failed: Mapping[str, str], over: Over
+) -> Sequence[Request]:
+    """Any batch: chunks of prompts too, and rows that failed. Returns who got a token."""
+    rows = [r.num_computed + r.num_scheduled == r.num_tokens for r in requests]
+    if sum(rows) != len(tokens):
+        raise BackendError(f"the backend gave {len(tokens)} tokens for a batch with {sum(rows)} rows that sample")
+    given = iter(tokens)
+    sampled: list[Request] = []
+    for request, samples in zip(requests, rows, strict=True):
+        token = next(given) if samples else -1
+        if request._state != RESIDENT:
+            continue  # aborted meanwhile
+        if request.request_id in failed:
+            request.error = failed[request.request_id]
+            over.append((request, "error"))
+            continue
+        old, new = request.num_computed, request.num_computed + request.num_scheduled
+        request.num_computed = new
+        if old < request._high_water:
+            request.num_recomputed += min(new, request._high_water) - old
+        if state.late:
+            state.blocks.register(request, new)
+        if not samples:
+            continue
+        if request._prefilling:
+            request._prefilling = False
+            del state.prefilling[request]
+        request._tokens.append(token)
+        request.num_tokens += 1
+        request.last_token_ns = now
+        if request.first_token_ns is None:
+            request.first_token_ns = now
+        sampled.append(request)
+        reason = _stops(request, token)
+        if reason is not None:
+            over.append((request, reason))
+    return sampled
+
+
+def _stops(request: Request, token: int) -> str | None:
+    if token in request._stop_ids:
+        return "stop"
+    if request._stop_check is not None and request._stop_check(token):
+        return "stop"
+    if request.num_tokens < request._end:
+        return None
+    return "length" if request.num_output_tokens >= request.max_tokens else "trace"

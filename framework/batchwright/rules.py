@@ -1,0 +1,148 @@
+"""Asking a policy, and holding its answers to the contract.
+
+Every answer of a policy passes through here once; what breaks a rule raises :class:`~batchwright.PolicyError` with
+plugin, hook, step, rule and value. ``None`` falls to the core's neutral answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from batchwright.decisions import Decisions
+from batchwright.errors import PolicyError
+from batchwright.hookspecs import HOLD
+from batchwright.policy import Policy
+from batchwright.queues import QueueView
+from batchwright.request import FINISHED, RESIDENT, Request
+from batchwright.step import Step
+
+
+class Rules:
+    """The bound decisions of one policy, each answer checked.
+
+    Attributes:
+        decisions: the bound hooks.
+        counts_decodes: whether a decode takes a token of the budget.
+    """
+
+    def __init__(self, decisions: Decisions, default: Callable[[], Policy]) -> None:
+        """Takes the hooks, and what gives the default policy: it answers where the policy does not."""
+        self.decisions = decisions
+        self.counts_decodes = decisions.policy.budget_counts_decodes
+        self._make_default = default
+        self._made: Any = None
+
+    def _default(self) -> Any:
+        if self._made is None:
+            self._made = self._make_default()
+        return self._made
+
+    def error(self, step: Step, hook: str, rule: str, message: str, value: object = None) -> PolicyError:
+        """An error that names the plugin whose decision it was."""
+        return PolicyError(message, plugin=self.decisions.who(hook), hook=hook, step=step.index, rule=rule, value=value)
+
+    def _call(self, step: Step, hook: str, request: Request) -> Any:
+        decide = getattr(self.decisions, hook)
+        if decide is None:
+            return None
+        try:
+            return decide(step, request)
+        except Exception as error:
+            raise self._raised(step, hook, error) from error
+
+    def _raised(self, step: Step, hook: str, error: Exception) -> PolicyError:
+        return self.error(step, hook, "raised", f"it raised {type(error).__name__}: {error}", error)
+
+    def admission(self, step: Step) -> Iterator[Any]:
+        """The policy's offers, as an iterator; errors raised while it is consumed belong to the policy."""
+        decide = self.decisions.admission
+        try:
+            offers = decide(step) if decide is not None else None
+        except Exception as error:
+            raise self._raised(step, "admission", error) from error
+        if offers is None:
+            offers = self._default().admission(step)
+        iterator = self._iterate(step, offers)
+        try:
+            while True:
+                try:
+                    offer = next(iterator)
+                except StopIteration:
+                    return
+                except PolicyError:
+                    raise
+                except Exception as error:
+                    raise self._raised(step, "admission", error) from error
+                yield offer
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+    def _iterate(self, step: Step, offers: Any) -> Iterator[Any]:
+        if not hasattr(offers, "__iter__"):
+            message = f"it must return an iterable of requests or None, not {offers!r}"
+            raise self.error(step, "admission", "type", message, offers)
+        try:
+            return iter(offers)
+        except Exception as error:
+            raise self._raised(step, "admission", error) from error
+
+    def sequence(self, step: Step, offers: Any) -> Iterable[Any]:
+        """A yielded sequence, so that iterating it can raise nothing of the policy's."""
+        if isinstance(offers, (list, tuple, QueueView)):
+            return offers
+        if not hasattr(offers, "__iter__"):
+            message = f"it yielded {offers!r}: neither a request nor a sequence of requests"
+            raise self.error(step, "admission", "type", message, offers)
+        try:
+            return list(offers)
+        except Exception as error:
+            raise self._raised(step, "admission", error) from error
+
+    def chunk(self, step: Step, request: Request) -> int:
+        """Tokens of the request in this step."""
+        most = min(request.num_tokens - request.num_computed, step.budget)
+        answer = self._call(step, "chunking", request)
+        if answer is None:
+            return most
+        if not isinstance(answer, int) or isinstance(answer, bool):
+            message = f"request {request.request_id!r}: it must return an int, not {answer!r}"
+            raise self.error(step, "chunking", "type", message, answer)
+        if not 0 <= answer <= most:
+            message = (
+                f"request {request.request_id!r}: {answer} tokens, allowed are 0 to {most} "
+                f"({request.num_pending} pending, {step.budget} left in the budget)"
+            )
+            raise self.error(step, "chunking", "range", message, answer)
+        return answer
+
+    def reserve(self, step: Step, request: Request) -> int:
+        """Tokens for which blocks are taken at admission, at most prompt + max_tokens - 1."""
+        answer = self._call(step, "reservation", request)
+        if answer is None:
+            return request.num_tokens
+        if not isinstance(answer, int) or isinstance(answer, bool):
+            message = f"request {request.request_id!r}: it must return an int, not {answer!r}"
+            raise self.error(step, "reservation", "type", message, answer)
+        if answer < 0:
+            message = f"request {request.request_id!r}: {answer} tokens, it must be at least 0"
+            raise self.error(step, "reservation", "range", message, answer)
+        return min(answer, request.num_prompt_tokens + request.max_tokens - 1)
+
+    def victim(self, step: Step, request: Request) -> Request | None:
+        """Whom to evict for ``request``; None: nobody."""
+        answer = self._call(step, "preemption", request)
+        if answer is None:
+            answer = self._default().preemption(step, request)
+        if answer is HOLD:
+            return None
+        if not isinstance(answer, Request):
+            message = f"for {request.request_id!r}: it must return a request or HOLD, not {answer!r}"
+            raise self.error(step, "preemption", "type", message, answer)
+        if answer._state != RESIDENT or not (answer in step.running or answer in step._admitted):
+            what = "finished" if answer._state == FINISHED else "not a resident: it holds no blocks here"
+            message = f"for {request.request_id!r}: victim {answer.request_id!r} is {what}"
+            raise self.error(step, "preemption", "victim", message, answer)
+        return answer

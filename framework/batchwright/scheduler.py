@@ -1,0 +1,380 @@
+"""Building batches: the mechanism around a policy.
+
+``schedule()`` asks the policy whom to offer room, makes room, and returns a batch; ``update()`` takes what the backend
+sampled. All state is here; a policy only decides. The contract is in ``docs/contract.md``, and as plain code in
+``batchwright.testing.reference``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from xxhash import xxh3_64_intdigest
+
+from batchwright.active_policy import ActivePolicy
+from batchwright.backend import StepResult
+from batchwright.batch import Batch
+from batchwright.batch_builder import BatchBuilder
+from batchwright.block_manager import BlockManager
+from batchwright.decisions import Decisions
+from batchwright.errors import (
+    BatchwrightError,
+    ConfigError,
+    PluginError,
+    PolicyError,
+    RefusedRequestError,
+    UnknownRequestError,
+)
+from batchwright.feasibility import Feasibility
+from batchwright.hookspecs import Refusal
+from batchwright.limits import Limits
+from batchwright.policy import Policy
+from batchwright.prefix_cache import PrefixCache
+from batchwright.queues import put_first
+from batchwright.request import RESIDENT, WAITING, Request
+from batchwright.resolve import default_policy, resolve_policy
+from batchwright.results import append_all, append_each
+from batchwright.rules import Rules
+from batchwright.state import State
+from batchwright.step import Step
+
+
+class Scheduler:
+    """Queues, KV blocks and budgets under one policy. Usable alone, without engine or backend.
+
+    Attributes:
+        limits: bounds of a step and of a request.
+        blocks: the pool of KV blocks.
+        waiting, running: views of the queues; ``running`` holds residents in order of admission.
+        step: the present or last step.
+        num_policy_faults, num_observer_faults: counted since the start.
+
+    Raises:
+        ConfigError, PluginError: a setting or the policy is wrong.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | ActivePolicy | str | Mapping[str, Any] | None = None,
+        *,
+        num_blocks: int,
+        block_size: int,
+        limits: Limits | None = None,
+        prefix_cache: PrefixCache | None = None,
+        eos_token_ids: Iterable[int] = (),
+        vocab_size: int | None = None,
+        seed: int = 0,
+        on_policy_error: Literal["raise", "fallback"] = "raise",
+        plugins: Sequence[object] = (),
+        predict_s: Callable[[Batch], float | None] | None = None,
+    ) -> None:
+        if on_policy_error not in ("raise", "fallback"):
+            raise ConfigError(f"on_policy_error must be 'raise' or 'fallback', not {on_policy_error!r}")
+        self._on_policy_error = on_policy_error
+        self.limits = limits if limits is not None else Limits()
+        self.blocks = BlockManager(num_blocks, block_size, prefix_cache)
+        self._hooks = Decisions(resolve_policy(policy))
+        for plugin in plugins:
+            self._hooks.register(plugin)
+        self._state = State(self.limits, self.blocks, self._hooks, seed, predict_s)
+        self._builder = BatchBuilder(self._state)
+        self.waiting, self.running = self._state.waiting, self._state.running
+        self._eos = frozenset(eos_token_ids)
+        self._seed = seed
+        self._num_steps = 0
+        self._num_arrivals = 0
+        self._batch: Batch | None = None
+        self.num_policy_faults = 0
+        self.step = Step(self._state, 0, 0)
+        self._feasible = Feasibility(self.limits, self.blocks, vocab_size)
+        self._take_policy(self._hooks.policy)
+
+    # Requests -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_observer_faults(self) -> int:
+        """Faults in observers since the start; each is an event of its step."""
+        return self._state.num_observer_faults
+
+    @property
+    def policy(self) -> ActivePolicy:
+        """The active policy."""
+        return self._hooks.policy
+
+    def has_unfinished(self) -> bool:
+        """Whether anybody waits or is resident."""
+        return bool(self._state.requests)
+
+    def get(self, request_id: str) -> Request | None:
+        """The unfinished request of that id."""
+        return self._state.requests.get(request_id)
+
+    def add(self, request: Request, *, num_output_tokens: int | None = None) -> None:
+        """Take a request; it waits.
+
+        Args:
+            request: a new one, used in no other scheduler.
+            num_output_tokens: how long it really runs, where a trace is replayed: hidden from policies.
+
+        Raises:
+            InvalidRequestError: its id is in use, or a field is out of its range.
+            InfeasibleRequestError: it could never fit.
+            RefusedRequestError: a policy's ``arrival`` hook refused it.
+        """
+        max_tokens = self._feasible.check(request, self._state.requests, num_output_tokens)
+        request.max_tokens = max_tokens
+        decide = self._hooks.arrival
+        answer = None
+        if decide is not None:
+            answer = self._ask_arrival(decide, request)
+        if isinstance(answer, Refusal):
+            raise RefusedRequestError(
+                f"request {request.request_id!r} was refused by policy {self._hooks.who('arrival')!r}: {answer.reason}",
+                answer.reason,
+            )
+        params = request.sampling_params
+        length = max_tokens if num_output_tokens is None else min(max_tokens, num_output_tokens)
+        request._end = request.num_prompt_tokens + length
+        request._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        request._seed = (
+            params.seed if params.seed is not None else xxh3_64_intdigest(request.request_id.encode(), self._seed)
+        )
+        request.arrival_index = self._num_arrivals
+        self._num_arrivals += 1
+        request._state = WAITING
+        self._state.requests[request.request_id] = request
+        self._state.queue[request] = None
+        if self._hooks.request_arrived:
+            self._state.tell(self._hooks.request_arrived, request)
+
+    def _ask_arrival(self, decide: Callable[..., Any], request: Request) -> Any:
+        def fault(rule: str, message: str, value: object) -> PolicyError:
+            who = self._hooks.who("arrival")
+            return PolicyError(message, plugin=who, hook="arrival", step=self._num_steps, rule=rule, value=value)
+
+        try:
+            try:
+                answer = decide(request)
+            except Exception as error:
+                raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
+            if answer is not None and answer is not True and not isinstance(answer, Refusal):
+                raise fault("type", f"it must return True, a Refusal or None, not {answer!r}", answer)
+        except PolicyError as error:
+            if self._on_policy_error == "raise":
+                raise
+            self._policy_fault(error)
+            return True
+        return answer
+
+    def abort(self, request_id: str) -> Request:
+        """End a request at once, whatever it is doing; its blocks are free when this returns.
+
+        Between ``schedule`` and ``update`` too: its row is executed, and the token dropped.
+
+        Raises:
+            UnknownRequestError: no such request is waiting or resident (it may have finished).
+        """
+        request = self._state.requests.get(request_id)
+        if request is None:
+            raise UnknownRequestError(f"unknown request {request_id!r}: it is neither waiting nor running here")
+        self._state.end(request, "abort")
+        if self._hooks.request_finished:
+            self._state.tell(self._hooks.request_finished, request, "abort")
+        return request
+
+    # Building a batch ---------------------------------------------------------------------------------------
+
+    def schedule(self, now: int = 0) -> Batch:
+        """Build the next step's batch; ``update`` must follow before the next call.
+
+        Args:
+            now: nanoseconds of the engine's clock.
+
+        Returns:
+            The batch; empty when nobody is here, and after a step that only evicted.
+
+        Raises:
+            PolicyError: the policy broke a rule, and ``on_policy_error`` is ``raise``. The batch was undone and the
+                queues are whole: the next call goes on.
+        """
+        if self._batch is not None:
+            raise BatchwrightError("schedule() was called again before update() of the last batch")
+        if not self._state.requests:
+            return Batch(self._num_steps, self.blocks.block_size, (), ())
+        hooks = self._hooks
+        step = self.step = Step(self._state, now, self._num_steps)
+        self._num_steps += 1
+        self._gather_events(step)  # from between two steps
+        if hooks.step_started:
+            self._state.tell(hooks.step_started, step)
+        try:
+            self._builder.build(step, self._rules)
+        except PolicyError as error:
+            self._builder.undo(step)
+            if self._on_policy_error == "raise":
+                self._builder.commit(step)
+                raise
+            self._policy_fault(error)
+            self._builder.build(step, self._fallback_rules())
+        self._builder.commit(step)
+        counts = [r.num_scheduled for r in step.batch]
+        batch = Batch(step.index, self.blocks.block_size, step.batch, counts)
+        self._batch = batch
+        return batch
+
+    # Taking results -----------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        batch: Batch,
+        token_ids: Sequence[int],
+        now: int = 0,
+        failed: Mapping[str, str] | None = None,
+    ) -> Step:
+        """Take what the backend sampled for the last batch.
+
+        Args:
+            batch: what the last ``schedule`` returned.
+            token_ids: one for each row of ``batch.samples`` that is true, in batch order.
+            now: nanoseconds of the engine's clock, after the execution.
+            failed: request id to cause: these rows' tokens are not used, and the requests end with an error.
+
+        Returns:
+            The step, with what was sampled and what finished.
+        """
+        if batch is not self._batch:
+            if not len(batch) and self._batch is None:
+                return self.step
+            raise BatchwrightError("update() takes the batch of the last schedule(), once")
+        step = self.step
+        tokens: list[int] = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+        step.end = now
+        over: list[tuple[Request, str]] = []
+        if step.num_prefill_tokens == 0 and not failed and len(tokens) == len(step.batch):
+            sampled = append_all(self._state, step.batch, tokens, now, over)
+        else:
+            sampled = append_each(self._state, step.batch, tokens, now, failed or {}, over)
+        self._batch = None
+        step.sampled = sampled
+        for request_id in failed or ():  # what a failed row wrote must not be shared
+            self._distrust(step, request_id)
+        if over:
+            step.finished = [r for r, _ in over]
+            for request, reason in over:
+                self._state.end(request, reason)
+            if self._hooks.request_finished:
+                for request, reason in over:
+                    self._state.tell(self._hooks.request_finished, request, reason)
+        self._gather_events(step)
+        if self._hooks.step_finished:
+            result = StepResult(tokens, now - step.now, failed or {})
+            self._state.tell(self._hooks.step_finished, step, result)
+        for request in step.batch:
+            request.num_scheduled = 0
+        return step
+
+    def _distrust(self, step: Step, request_id: str) -> None:
+        request = self._state.requests.get(request_id)
+        for block in step._fresh.get(request, ()) if request is not None else ():
+            self.blocks.unregister(block)
+
+    def fail(self, batch: Batch, error: str, *, retry: bool, now: int = 0) -> Step:
+        """The backend failed with the last batch: its requests end with an error, or are evicted to be retried.
+
+        Args:
+            batch: what the last ``schedule`` returned.
+            error: what went wrong.
+            retry: evict instead of ending them; their computed content is not trusted, so they are recomputed.
+            now: nanoseconds of the engine's clock.
+        """
+        if batch is not self._batch:
+            raise BatchwrightError("fail() takes the batch of the last schedule(), once")
+        self._batch = None
+        step = self.step
+        step.end = now
+        for fresh in step._fresh.values():  # registered, and now never computed
+            for block in fresh:
+                self.blocks.unregister(block)
+        step._fresh.clear()
+        there = [r for r in step.batch if r._state == RESIDENT]
+        if retry:
+            step._admitted.clear()
+            evicted = len(step.preempted)
+            for request in reversed(there):
+                request.num_scheduled = 0
+                step.batch.remove(request)
+                self._builder.evict(step, self._rules, request, None)
+            for request in step.preempted[evicted:]:
+                del self._state.residents[request]
+                self._state.prefilling.pop(request, None)
+                request._state = WAITING
+                put_first(self._state.queue, request)
+        else:
+            step.finished = there
+            for request in there:
+                request.error = error
+                self._state.end(request, "error")
+            if self._hooks.request_finished:
+                for request in there:
+                    self._state.tell(self._hooks.request_finished, request, "error")
+        if self._hooks.step_finished:
+            self._state.tell(self._hooks.step_finished, step, StepResult((), now - step.now, {}))
+        for request in step.batch:
+            request.num_scheduled = 0
+        return step
+
+    # Policies and plugins -----------------------------------------------------------------------------------
+
+    def swap_policy(self, policy: Policy | ActivePolicy | str | Mapping[str, Any]) -> None:
+        """Put another policy in force, between two steps; the newcomer builds its state in ``policy_attached``.
+
+        Limits and cache settings stay as they are.
+
+        Raises:
+            ConfigError, PluginError: the policy cannot serve here; the old one stays.
+        """
+        if self._batch is not None:
+            raise BatchwrightError("swap_policy() between schedule() and update(): finish the step first")
+        active = resolve_policy(policy)
+        self._feasible.check_policy(active, self._state.requests.values())
+        self._check_predict(active)
+        self._hooks.swap_policy(active)
+        self._take_policy(active)
+
+    def register(self, plugin: object, name: str | None = None) -> None:
+        """Add a plugin's decision and observer hooks.
+
+        Raises:
+            PluginError: a hook of it is misspelt or mistyped, or the name is taken.
+        """
+        self._hooks.register(plugin, name)
+        self._rules = Rules(self._hooks, default_policy)
+
+    def _take_policy(self, active: ActivePolicy) -> None:
+        self._check_predict(active)
+        self._feasible.chunks = active.chunks
+        self._rules = Rules(self._hooks, default_policy)
+        view = Step(self._state, self.step.end or self.step.now, self._num_steps)
+        self._state.tell(self._hooks.policy_attached, view)
+
+    def _check_predict(self, active: ActivePolicy) -> None:
+        if active.uses_predict and self._state.predict_s is None:
+            raise PluginError(
+                f"policy {active.name!r} needs step times in advance (uses_predict), and this backend has no cost "
+                "estimate: use a sim backend, or another policy"
+            )
+
+    def _fallback_rules(self) -> Rules:
+        return Rules(Decisions(ActivePolicy.of(default_policy(), "fallback")), default_policy)
+
+    def _gather_events(self, step: Step) -> None:
+        if self._state.events:
+            step.events += self._state.events
+            self._state.events = []
+
+    def _policy_fault(self, error: PolicyError) -> None:
+        self.num_policy_faults += 1
+        self._state.events.append(
+            {"kind": "policy_fault", "plugin": error.plugin, "hook": error.hook, "error": str(error)}
+        )

@@ -1,0 +1,80 @@
+"""What a scheduler holds: queues, KV blocks, hooks, and the count of faults.
+
+The parts of the scheduler (building batches, taking results) share one object of this; policies never see it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from batchwright.batch import Batch
+from batchwright.block_manager import BlockManager
+from batchwright.decisions import Decisions, Observer
+from batchwright.limits import Limits
+from batchwright.queues import Order, QueueView
+from batchwright.request import FINISHED, RESIDENT, Request
+
+
+class State:
+    """The state of one scheduler.
+
+    Attributes:
+        limits, blocks, hooks: see there.
+        queue: waiting requests, in order; ``waiting`` is its view.
+        residents: requests that hold blocks, in order of admission; ``running`` is its view.
+        prefilling: those of them that have sampled no token since their admission.
+        requests: unfinished requests by id.
+        early, late: whether full blocks are registered when they are scheduled, or when they are computed.
+        events: of detectors and faults between two steps, told with the next.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        blocks: BlockManager,
+        hooks: Decisions,
+        seed: int,
+        predict_s: Callable[[Batch], float | None] | None,
+    ) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self.hooks = hooks
+        self.queue: OrderedDict[Request, None] = OrderedDict()
+        self.residents: Order = {}
+        self.prefilling: Order = {}
+        self.waiting = QueueView(self.queue)
+        self.running = QueueView(self.residents)
+        self.requests: dict[str, Request] = {}
+        self.rng = random.Random(seed)
+        self.predict_s = predict_s
+        self.early = blocks.cache.enabled and blocks.cache.visible == "scheduled"
+        self.late = blocks.cache.enabled and not self.early
+        self.events: list[dict[str, Any]] = []
+        self.num_observer_faults = 0
+
+    def end(self, request: Request, reason: str) -> None:
+        """End an unfinished request; its blocks are free when this returns."""
+        if request._state == RESIDENT:
+            self.blocks.deallocate(request)
+            del self.residents[request]
+            self.prefilling.pop(request, None)
+            request._prefilling = False
+        else:
+            del self.queue[request]
+        request._state = FINISHED
+        request.finish_reason = reason
+        request._hits, request._hit_key, request._hashes = [], None, []
+        del self.requests[request.request_id]
+
+    def tell(self, observers: tuple[Observer, ...], *args: Any) -> None:
+        """Call observers; a fault in one is counted and noted, and undoes nothing."""
+        for call, name in observers:
+            try:
+                call(*args)
+            except Exception as error:
+                self.num_observer_faults += 1
+                hook = getattr(call, "__name__", "observer")
+                self.events.append({"kind": "observer_fault", "plugin": name, "hook": hook, "error": repr(error)})
