@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from batchwright.errors import BackendError
 from batchwright.request import RESIDENT, Request
 from batchwright.state import State
+from batchwright.step import Step
 
 Over = list[tuple[Request, str]]
 """Requests that end with this step and why, in batch order."""
@@ -39,9 +40,10 @@ def append_all(
 
 
 def append_each(
-    state: State, requests: Sequence[Request], tokens: Sequence[int], now: int, failed: Mapping[str, str], over: Over
+    state: State, step: Step, tokens: Sequence[int], now: int, failed: Mapping[str, str], over: Over
 ) -> Sequence[Request]:
     """Any batch: chunks of prompts too, and rows that failed. Returns who got a token."""
+    requests = step.batch
     rows = [r.num_computed + r.num_scheduled == r.num_tokens for r in requests]
     if sum(rows) != len(tokens):
         raise BackendError(f"the backend gave {len(tokens)} tokens for a batch with {sum(rows)} rows that sample")
@@ -58,7 +60,9 @@ def append_each(
         old, new = request.num_computed, request.num_computed + request.num_scheduled
         request.num_computed = new
         if old < request._high_water:
-            request.num_recomputed += min(new, request._high_water) - old
+            again = min(new, request._high_water) - old
+            request.num_recomputed += again
+            step.num_recomputed += again
         if state.late:
             state.blocks.register(request, new)
         if not samples:

@@ -254,7 +254,7 @@ class Scheduler:
         if step.num_prefill_tokens == 0 and not failed and len(tokens) == len(step.batch):
             sampled = append_all(self._state, step.batch, tokens, now, over)
         else:
-            sampled = append_each(self._state, step.batch, tokens, now, failed or {}, over)
+            sampled = append_each(self._state, step, tokens, now, failed or {}, over)
         self._batch = None
         step.sampled = sampled
         for request_id in failed or ():  # what a failed row wrote must not be shared

@@ -71,6 +71,7 @@ class Step:
         finished: requests that ended with this step, in batch order; once executed.
         num_prefill_tokens: tokens of the batch that are not decodes; once the batch is complete.
         num_decodes: decodes in the batch; once it is complete.
+        num_recomputed: tokens of the batch that were computed before an eviction; once executed.
         num_residents: residents now, with this step's admissions and without its victims.
         lacking: in ``preemption``: ``"seats"`` or ``"blocks"``; else None.
         events: what detectors reported in this step (thrash, starvation, faults), as records.
@@ -94,6 +95,7 @@ class Step:
         "now",
         "num_decodes",
         "num_prefill_tokens",
+        "num_recomputed",
         "num_residents",
         "preempted",
         "running",
@@ -116,6 +118,7 @@ class Step:
         self.num_residents = len(self.running)
         self.num_prefill_tokens = 0
         self.num_decodes = 0
+        self.num_recomputed = 0
         self.lacking: Literal["seats", "blocks"] | None = None
         self.events: list[dict[str, Any]] = []
         # Core-private from here on.

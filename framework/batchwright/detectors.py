@@ -1,0 +1,93 @@
+"""Detectors of thrash and starvation, as observers; what they find are events of the step, and stops nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from batchwright.backend import StepResult
+from batchwright.config import DetectorConfig
+from batchwright.hookspecs import hookimpl
+from batchwright.request import Request
+from batchwright.step import Step
+
+
+class Detectors:
+    """Watches one engine.
+
+    Thrash: more than a share of the tokens of the last steps was recomputed. It is reported when it begins, and again
+    after a whole window without it.
+
+    Starvation: a waiting request was passed over by so many admissions of younger ones, or waits too long. Watched is
+    the oldest waiting request that was not reported yet: whoever starves becomes the oldest, so this finds all, and
+    costs O(1) a step.
+    """
+
+    name = "detectors"
+
+    def __init__(self, config: DetectorConfig) -> None:
+        self._config = config
+        self._window: deque[tuple[int, int]] = deque()  # (tokens, recomputed) of each step
+        self._tokens = self._recomputed = 0
+        self._quiet_until = -1
+        self._waiting: deque[Request] = deque()  # in order of arrival; those gone are dropped at the head
+        self._oldest: Request | None = None
+        self._passes = 0
+
+    @hookimpl
+    def request_arrived(self, request: Request) -> None:
+        """Watch it too."""
+        self._waiting.append(request)
+
+    @hookimpl
+    def request_admitted(self, step: Step, request: Request) -> None:
+        """Somebody else than the oldest was admitted: one pass."""
+        oldest = self._watch()
+        if oldest is not None and request.arrival_index > oldest.arrival_index:
+            self._passes += 1
+
+    @hookimpl
+    def step_finished(self, step: Step, result: StepResult) -> None:
+        """Look at the step."""
+        self._look_for_thrash(step)
+        oldest = self._watch()
+        if oldest is None:
+            return
+        waited_s = ((step.end or step.now) - oldest.arrival_ns) / 1e9
+        limit_s = self._config.starvation_s
+        if self._passes >= self._config.starvation_passes or (limit_s is not None and waited_s > limit_s):
+            self._report(
+                step, "starvation", request_id=oldest.request_id, num_passes=self._passes, waited_s=round(waited_s, 9)
+            )
+            self._waiting.popleft()  # once is enough; the next oldest is watched from here on
+
+    def _watch(self) -> Request | None:
+        """The oldest request that still waits and was not reported."""
+        waiting = self._waiting
+        # An evicted request waits again, and is watched as what it is: no newcomer.
+        while waiting and not (waiting[0].is_waiting and waiting[0].first_scheduled_ns is None):
+            waiting.popleft()
+        oldest = waiting[0] if waiting else None
+        if oldest is not self._oldest:
+            self._oldest, self._passes = oldest, 0
+        return oldest
+
+    def _look_for_thrash(self, step: Step) -> None:
+        tokens = step.num_prefill_tokens + step.num_decodes
+        self._window.append((tokens, step.num_recomputed))
+        self._tokens += tokens
+        self._recomputed += step.num_recomputed
+        if len(self._window) > self._config.thrash_steps:
+            old = self._window.popleft()
+            self._tokens -= old[0]
+            self._recomputed -= old[1]
+        share = self._recomputed / self._tokens if self._tokens else 0.0
+        full = len(self._window) == self._config.thrash_steps
+        if full and share > self._config.thrash_share:
+            if step.index >= self._quiet_until:
+                self._report(step, "thrash", recomputed_share=round(share, 6), num_steps=len(self._window))
+            self._quiet_until = step.index + self._config.thrash_steps
+
+    @staticmethod
+    def _report(step: Step, kind: str, **values: Any) -> None:
+        step.events.append({"step": step.index, "kind": kind, **values})

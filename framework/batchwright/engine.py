@@ -1,0 +1,279 @@
+"""The engine: a scheduler and a backend, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchwright.backend import Backend, BackendSettings, Capacity, Clock
+from batchwright.config import EngineConfig
+from batchwright.detectors import Detectors
+from batchwright.effective import Effective, effective_settings
+from batchwright.errors import BatchwrightError, ConfigError, InvalidRequestError
+from batchwright.limits import Limits
+from batchwright.outputs import OutputText, RequestOutput, make_output
+from batchwright.plugins import Plugins, load_plugins
+from batchwright.policy import Policy
+from batchwright.request import Request
+from batchwright.resolve import resolve_policy
+from batchwright.scheduler import Scheduler
+from batchwright.step import Step
+
+MAX_RETRIES = 3
+"""Failures of the backend in a row after which a batch's requests fail, ``on_backend_error: retry`` or not."""
+
+
+class Engine:
+    """Runs requests under a policy on a backend.
+
+    ``add_request``, then ``step`` while ``has_unfinished``; each step returns what it brought. Not thread-safe: see
+    :class:`~batchwright.AsyncEngine` for many callers.
+
+    Attributes:
+        config: as given.
+        effective: the settings in force, with their sources.
+        backend: what executes.
+        capacity: what the backend holds.
+        scheduler: the mechanism; usable alone.
+        plugins: what is installed.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        backend: Backend | None = None,
+        policy: Policy | None = None,
+        plugins: Sequence[object] = (),
+        origins: Mapping[str, str] | None = None,
+        installed: Plugins | None = None,
+    ) -> None:
+        """Makes backend and scheduler.
+
+        Args:
+            config: settings; the defaults without it.
+            backend: one that exists already, in the place of ``config.backend``.
+            policy: an object, in the place of ``config.policy``.
+            plugins: further objects with hookimpls: observers, wrappers.
+            origins: where the config's values come from, for ``effective``.
+            installed: plugins loaded already; else they are loaded here.
+
+        Raises:
+            ConfigError, PluginError, BackendError: something of it cannot be had; the message says what to do.
+        """
+        self.config = config = config if config is not None else EngineConfig()
+        self.plugins = installed if installed is not None else load_plugins(config.no_plugins)
+        active = resolve_policy(policy if policy is not None else config.policy, self.plugins)
+        self.effective: Effective = effective_settings(config, active, origins)
+        listed = [self.plugins.active(name) for name in config.plugins]
+        self.backend = backend if backend is not None else make_backend(config, self.plugins)
+        try:
+            self.capacity: Capacity = self.backend.capacity()
+            self.limits: Limits = self._narrow(self.effective.limits)
+            self._check_fit()
+            self.scheduler = Scheduler(
+                active,
+                num_blocks=self.capacity.num_blocks,
+                block_size=self.capacity.block_size,
+                limits=self.limits,
+                prefix_cache=self.effective.prefix_cache,
+                eos_token_ids=self.capacity.eos_token_ids,
+                vocab_size=self.capacity.vocab_size,
+                seed=config.seed,
+                on_policy_error=config.on_policy_error,
+                plugins=[Detectors(config.detectors), *listed, *plugins],
+                predict_s=self.backend.predict_s if self.backend.predicts else None,
+            )
+        except BaseException:
+            self.backend.close()
+            raise
+        self._texts: dict[str, OutputText] = {}
+        self._prompts: dict[str, str] = {}
+        self._failures = 0
+
+    def _narrow(self, limits: Limits) -> Limits:
+        capacity = self.capacity
+        longest = capacity.max_model_len
+        if limits.max_model_len is not None:
+            if limits.max_model_len > longest:
+                raise ConfigError(
+                    f"max_model_len is {limits.max_model_len} and the model of {self.backend.name} takes {longest} "
+                    "tokens at most; lower it or leave it unset"
+                )
+            longest = limits.max_model_len
+        else:
+            self.effective.origins["max_model_len"] = f"backend {self.backend.name}"
+        self.effective.values["max_model_len"] = longest
+        for name in ("block_size", "num_blocks"):
+            if self.effective.values[name] is None:
+                self.effective.origins[name] = f"backend {self.backend.name}"
+            self.effective.values[name] = getattr(capacity, name)
+        return Limits(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_num_residents, longest)
+
+    def _check_fit(self) -> None:
+        if self.capacity.num_blocks < 1 or self.capacity.block_size < 1:
+            raise ConfigError(f"{self.backend.name} has no room for a single KV block; give it more memory")
+
+    @property
+    def clock(self) -> Clock:
+        """The backend's clock."""
+        return self.backend.clock
+
+    @property
+    def policy_name(self) -> str:
+        """Name of the active policy."""
+        return self.scheduler.policy.name
+
+    def has_unfinished(self) -> bool:
+        """Whether anybody waits or runs."""
+        return self.scheduler.has_unfinished()
+
+    def add_request(self, request: Request, *, num_output_tokens: int | None = None, prompt: str | None = None) -> None:
+        """Take a request.
+
+        Args:
+            request: a new one.
+            num_output_tokens: how long it really runs, where a trace is replayed: hidden from policies.
+            prompt: its text, to be given back with the output.
+
+        Raises:
+            InvalidRequestError: a field is out of its range, or there are stop strings and no tokenizer.
+            InfeasibleRequestError: it could never fit; with its numbers.
+            RefusedRequestError: the policy refused it.
+        """
+        stop = tuple(request.sampling_params.stop)
+        tokenizer = self.backend.tokenizer
+        if stop and tokenizer is None:
+            raise InvalidRequestError(
+                f"request {request.request_id!r}: stop strings need text, and {self.backend.name} has no tokenizer; "
+                "use stop_token_ids"
+            )
+        text = OutputText(tokenizer.decoder(), stop) if tokenizer is not None else None
+        if stop and text is not None:
+            request._stop_check = text.push
+        try:
+            self.scheduler.add(request, num_output_tokens=num_output_tokens)
+        except BaseException:
+            request._stop_check = None
+            raise
+        if text is not None:
+            self._texts[request.request_id] = text
+        if prompt is not None:
+            self._prompts[request.request_id] = prompt
+
+    def advance(self) -> Step | None:
+        """One step without outputs, for drivers that read what they need through observers.
+
+        Returns:
+            The step as executed; None when nobody is here.
+
+        Raises:
+            PolicyError: with ``on_policy_error: raise``; the engine is whole and can go on.
+        """
+        scheduler, backend = self.scheduler, self.backend
+        if not scheduler.has_unfinished():
+            return None
+        batch = scheduler.schedule(self.clock.now_ns())
+        if not len(batch):
+            step = scheduler.update(batch, (), self.clock.now_ns())
+        else:
+            try:
+                result = backend.execute(batch)
+            except Exception as error:
+                step = self._backend_failed(batch, error)
+            except BaseException:  # interrupted: nothing was lost, the batch can be computed again
+                scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns())
+                raise
+            else:
+                self._failures = 0
+                step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed)
+        if step.finished or step.preempted:
+            backend.release([r.request_id for r in (*step.finished, *step.preempted)])
+        return step
+
+    def _backend_failed(self, batch: Any, error: Exception) -> Step:
+        self._failures += 1
+        retry = self.config.on_backend_error == "retry" and self._failures <= MAX_RETRIES
+        what = f"the backend failed: {type(error).__name__}: {error}"
+        step = self.scheduler.fail(batch, what, retry=retry, now=self.clock.now_ns())
+        step.events.append({"step": step.index, "kind": "backend_fault", "error": what, "retried": retry})
+        return step
+
+    def step(self) -> list[RequestOutput]:
+        """One step; what it brought, for each request that got a token or ended, in batch order."""
+        step = self.advance()
+        if step is None:
+            return []
+        outputs = []
+        for request in step.sampled:
+            text = self._texts.get(request.request_id)
+            if text is not None and request._stop_check is None:
+                text.push(request._tokens[-1])
+            outputs.append(make_output(request, self._prompts.get(request.request_id), text, 1))
+        got = set(step.sampled) if step.finished else set()
+        for request in step.finished:
+            if request not in got:
+                text = self._texts.get(request.request_id)
+                outputs.append(make_output(request, self._prompts.get(request.request_id), text, 0))
+            self._forget(request.request_id)
+        return outputs
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """End a request at once; its blocks are free when this returns. What it has brought so far is returned.
+
+        Raises:
+            UnknownRequestError: no such request is waiting or running.
+        """
+        request = self.scheduler.abort(request_id)
+        self.backend.release([request_id])
+        output = make_output(request, self._prompts.get(request_id), self._texts.get(request_id), 0)
+        self._forget(request_id)
+        return output
+
+    def _forget(self, request_id: str) -> None:
+        self._texts.pop(request_id, None)
+        self._prompts.pop(request_id, None)
+
+    def swap_policy(self, policy: Policy | str | Mapping[str, Any]) -> None:
+        """Put another policy in force; no request is lost, no token changes. Limits and cache settings stay.
+
+        Raises:
+            ConfigError, PluginError: the policy is unknown, or cannot serve here; the old one stays.
+        """
+        self.scheduler.swap_policy(resolve_policy(policy, self.plugins))
+
+    def close(self) -> None:
+        """Abort what is unfinished and close the backend."""
+        for request_id in [r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)]:
+            try:
+                self.abort(request_id)
+            except BatchwrightError:  # a step was interrupted; the backend goes away anyhow
+                break
+        self.backend.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def make_backend(config: EngineConfig, plugins: Plugins) -> Backend:
+    """The backend a config names.
+
+    Raises:
+        ConfigError: there is none of that name, or an option of it is wrong.
+        BackendError: it cannot run here; the message says why and what to do.
+    """
+    name, _, target = config.backend.partition(":")
+    settings = BackendSettings(
+        target=target,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        seed=config.seed,
+        options=config.backend_options,
+    )
+    return plugins.backend(name).create(settings)

@@ -1,0 +1,86 @@
+"""Decodes never wait for prompts: Sarathi-Serve's policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from batchwright.hookspecs import HOLD, Hold, hookimpl
+from batchwright.limits import Limits
+from batchwright.policy import Params, Policy
+from batchwright.request import Request
+from batchwright.step import Step
+from pydantic import Field
+
+
+class StallFreeParams(Params):
+    """Parameters of :class:`StallFree`."""
+
+    chunk_size: int = Field(
+        default=512,
+        ge=1,
+        description="Most tokens of a step, decodes included; prompts are cut to what the decodes leave. It bounds "
+        "the time of a step and so the gap between two tokens. Static as in the source: a lone prompt is cut to it "
+        "as well, whatever the budget would allow.",
+    )
+
+
+class StallFree(Policy):
+    """Decodes, then partial prompts, then new ones, within a chunk of tokens (Sarathi-Serve's policy).
+
+    Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024;
+    microsoft/sarathi-serve, ``sarathi/core/scheduler/sarathi_scheduler.py`` (static chunk size). Every decode gets its
+    token in every step, and prompts share the rest of ``chunk_size`` in order, so no prompt ever stalls a decode. A
+    newcomer takes the blocks of its whole present length, nobody overtakes one that does not fit, and when a decode
+    lacks a block the newest resident outside the batch is evicted.
+
+    Where there are more decodes than ``chunk_size`` or the token budget, those admitted first run and the others wait
+    for them: keep both above ``max_num_seqs``. As in its source ``max_num_seqs`` bounds the residents as well, by
+    default. A step costs O(residents it schedules), whatever waits.
+    """
+
+    Params = StallFreeParams
+    stationary = True
+    params: StallFreeParams
+
+    def defaults(self, limits: Limits) -> Mapping[str, Any]:
+        """A resident always finds a place in the batch."""
+        return {"max_num_residents": limits.max_num_seqs}
+
+    @hookimpl
+    def admission(self, step: Step) -> Iterator[Request | Sequence[Request]]:
+        """Decodes, then prompts that go on, then waiting ones up to the first that does not fit."""
+        most = self.params.chunk_size
+        yield step.decodes if len(step.decodes) <= most else step.decodes[:most]
+        for request in step.prefilling:
+            if not self._left(step):
+                return
+            yield request
+        for request in step.waiting:
+            if not self._left(step):
+                return
+            yield request
+            if not request.num_scheduled:
+                return
+
+    @hookimpl
+    def chunking(self, step: Step, request: Request) -> int:
+        """What is pending, up to what is left of the chunk and of the budget."""
+        return min(request.num_pending, self._left(step))
+
+    @hookimpl
+    def reservation(self, step: Step, request: Request) -> int:
+        """Blocks for the whole present length."""
+        return request.num_tokens
+
+    @hookimpl
+    def preemption(self, step: Step, request: Request) -> Request | Literal[Hold.HOLD]:
+        """The newest resident that is not in the batch; nobody for a newcomer."""
+        if request.is_waiting:
+            return HOLD
+        return step.evictable[-1] if step.evictable else request
+
+    def _left(self, step: Step) -> int:
+        """Tokens that may still enter this step."""
+        used = step.limits.max_num_batched_tokens - step.budget
+        return max(0, min(self.params.chunk_size - used, step.budget))

@@ -1,0 +1,154 @@
+"""Residents first, then newcomers: the policy of vLLM's V1 scheduler."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal
+
+from batchwright.hookspecs import HOLD, Hold, hookimpl
+from batchwright.limits import Limits
+from batchwright.policy import Params, Policy
+from batchwright.request import Request
+from batchwright.step import Step
+from pydantic import Field
+
+
+class VllmV1Params(Params):
+    """Parameters of :class:`VllmV1`, with vLLM's names."""
+
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs",
+        description="Who is admitted first and evicted last: first come, first served; or the lower priority number "
+        "first, then the earlier arrival.",
+    )
+    long_prefill_token_threshold: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of one prompt in a step while more than one request is in the system; a lone prompt "
+        "gets the whole budget. None: no such cap (vLLM's 0).",
+    )
+
+
+class VllmV1(Policy):
+    """All residents, then waiting requests unless somebody was evicted; any prompt may be cut (vLLM V1's policy).
+
+    Source: vllm-project/vllm 0.32, ``vllm/v1/core/sched/scheduler.py``. Residents run in order of admission, decodes
+    and cut prompts alike; admission stops at the first waiting request that does not fit. A newcomer must find free
+    blocks for its whole present length, but takes only those of its first chunk, and evicts nobody. When a resident
+    lacks a block, ``fcfs`` evicts the newest resident, ``priority`` the one with the worst (priority, arrival),
+    which may be the asker itself or one that is in the batch already.
+
+    Its defaults are vLLM's: ``max_num_seqs`` bounds the residents as well, and a block is shared as soon as it is
+    scheduled. A step costs O(residents) and, under ``priority``, O(log waiting) for each admission.
+    """
+
+    Params = VllmV1Params
+    stationary = True
+    params: VllmV1Params
+
+    def __init__(self, params: VllmV1Params | None = None, **values: object) -> None:
+        super().__init__(params, **values)
+        self._by_priority = self.params.scheduling_policy == "priority"
+        self._heap: list[tuple[int, int, int, Request]] = []  # who waits, and entries of some who no longer do
+        self._offered: list[Request] = []  # taken from the heap in the last step
+        self._num_pushed = 0
+
+    def defaults(self, limits: Limits) -> Mapping[str, Any]:
+        """vLLM's bound on residents and its prefix cache."""
+        return {
+            "max_num_residents": limits.max_num_seqs,
+            "prefix_cache.visible": "scheduled",
+            "prefix_cache.reuse": "uncached_first",
+            "prefix_cache.duplicates": "oldest",
+        }
+
+    @hookimpl
+    def admission(self, step: Step) -> Iterator[Request | Sequence[Request]]:
+        """Residents in order of admission, then waiting ones that fit whole, unless somebody was evicted."""
+        if not self._by_priority or (not step.prefilling and step.free_blocks >= len(step.running)):
+            yield step.running  # nobody can come to evict itself before others had their turn
+        else:
+            for request in step.running:
+                if request.is_resident:
+                    yield request
+                    if request.is_waiting:
+                        return  # it was the worst itself, and those behind it stay out of this step
+        if step.preempted:
+            return
+        for request in self._in_order() if self._by_priority else step.waiting:
+            if not step.budget or step.blocks_needed(request, request.num_tokens) > step.free_blocks:
+                return
+            yield request
+            if not request.num_scheduled:
+                return
+
+    @hookimpl
+    def chunking(self, step: Step, request: Request) -> int:
+        """What is pending, up to the budget and, under contention, to the threshold."""
+        num_tokens = min(request.num_pending, step.budget)
+        threshold = self.params.long_prefill_token_threshold
+        if threshold is not None and len(step.waiting) + len(step.running) > 1:
+            return min(num_tokens, threshold)
+        return num_tokens
+
+    @hookimpl
+    def reservation(self, step: Step, request: Request) -> int:
+        """Blocks for the first chunk only."""
+        return 0
+
+    @hookimpl
+    def preemption(self, step: Step, request: Request) -> Request | Literal[Hold.HOLD]:
+        """The newest resident, or the one with the worst (priority, arrival); nobody for a newcomer."""
+        if request.is_waiting:
+            return HOLD
+        if self._by_priority:
+            residents = (r for r in chain(step.running, step.batch) if r.is_resident)
+            return max(residents, key=lambda r: (r.priority, r.arrival_index))
+        return step.evictable[-1] if step.evictable else request
+
+    # Under ``priority`` the waiting queue is kept as a heap, so that a step does not look at all who wait.
+
+    @hookimpl
+    def policy_attached(self, step: Step) -> None:
+        """Take over who waits."""
+        self._rebuild(step.waiting)
+
+    @hookimpl
+    def request_arrived(self, request: Request) -> None:
+        """It waits from now on."""
+        self._push(request)
+
+    @hookimpl
+    def request_preempted(self, victim: Request) -> None:
+        """It waits again."""
+        self._push(victim)
+
+    @hookimpl
+    def step_started(self, step: Step) -> None:
+        """Put back who was offered room in the last step and still waits."""
+        if self._offered:
+            offered, self._offered = self._offered, []
+            for request in offered:
+                if request.is_waiting:
+                    self._push(request)
+        if len(self._heap) > 2 * len(step.waiting) + 100:  # most entries are of requests that no longer wait
+            self._rebuild(step.waiting)
+
+    def _in_order(self) -> Iterator[Request]:
+        while self._heap:
+            request = heapq.heappop(self._heap)[-1]
+            if request.is_waiting:
+                self._offered.append(request)
+                yield request
+
+    def _push(self, request: Request) -> None:
+        if self._by_priority:
+            self._num_pushed += 1
+            heapq.heappush(self._heap, (request.priority, request.arrival_index, self._num_pushed, request))
+
+    def _rebuild(self, waiting: Iterable[Request]) -> None:
+        self._heap.clear()
+        for request in waiting:
+            self._push(request)
