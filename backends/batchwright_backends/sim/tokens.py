@@ -1,0 +1,74 @@
+"""The tokens that a simulated model samples: a function of a request's seed and a place in its output, nothing else.
+
+So batching, preemption and the policy change no token, and two requests with different seeds share no text by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from batchwright.errors import ConfigError
+from numpy.typing import NDArray
+
+# Odd 64-bit constants: the fractional parts of the golden ratio and of sqrt(2) keep (seed, index) pairs apart, and the
+# two multipliers are those of David Stafford's mix 13, which spreads every input bit over every output bit.
+_SEED, _INDEX = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = 2**64 - 1
+_NP_SEED, _NP_INDEX, _NP_MIX_1, _NP_MIX_2 = (np.uint64(c) for c in (_SEED, _INDEX, _MIX_1, _MIX_2))
+_NP_27, _NP_30, _NP_32 = (np.uint64(c) for c in (27, 30, 32))
+_FEW = 12  # rows up to which Python's integers are faster than a dozen numpy calls
+
+
+class TokenDraw:
+    """Draws token ids of a vocabulary, never one that ends a text.
+
+    They come from the widest range of ids without such a token, which is the vocabulary but for some ids at its edge:
+    one addition a draw.
+
+    Args:
+        vocab_size: token ids are in ``range(vocab_size)``.
+        eos_token_ids: ids that are never drawn.
+
+    Raises:
+        ConfigError: nothing is left to draw.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
+        fences = [-1, *sorted({e for e in eos_token_ids if 0 <= e < vocab_size}), vocab_size]
+        self._count, self._low = max((high - low - 1, low + 1) for low, high in pairwise(fences))
+        if self._count < 1:
+            raise ConfigError(f"a vocabulary of {vocab_size} tokens has none beside those that end a text")
+        self._np_count, self._np_low = np.uint64(self._count), np.uint64(self._low)
+
+    def draw(self, seeds: NDArray[np.uint64], output_indices: NDArray[np.int64]) -> list[int]:
+        """One token id for each row.
+
+        Args:
+            seeds: uint64[m], of the requests.
+            output_indices: int64[m], places in their outputs, from 0.
+        """
+        if len(seeds) <= _FEW:
+            rows = zip(seeds.tolist(), output_indices.tolist(), strict=True)
+            return [self.draw_one(seed, index) for seed, index in rows]
+        x = seeds * _NP_SEED
+        x += output_indices.view(np.uint64) * _NP_INDEX
+        x ^= x >> _NP_30
+        x *= _NP_MIX_1
+        x ^= x >> _NP_27
+        x *= _NP_MIX_2
+        x >>= _NP_32  # the high half is the better mixed one
+        x *= self._np_count
+        x >>= _NP_32
+        x += self._np_low
+        tokens: list[int] = x.tolist()
+        return tokens
+
+    def draw_one(self, seed: int, output_index: int) -> int:
+        """The token id of one row."""
+        x = (seed * _SEED + output_index * _INDEX) & _WORD
+        x = ((x ^ (x >> 30)) * _MIX_1) & _WORD
+        x = ((x ^ (x >> 27)) * _MIX_2) & _WORD
+        return ((x >> 32) * self._count >> 32) + self._low
