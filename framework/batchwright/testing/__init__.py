@@ -1,0 +1,1 @@
+"""For those who write policies and plugins: the executable specification of a step."""
