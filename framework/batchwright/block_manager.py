@@ -7,6 +7,9 @@ kept with the request, through preemptions too. Block ids say nothing of order; 
 
 from __future__ import annotations
 
+import struct
+from array import array
+
 from xxhash import xxh3_64_intdigest
 
 from batchwright.errors import ConfigError
@@ -15,8 +18,9 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.request import RESIDENT, Request
 
 _LOG_LIMIT = 8192
-Content = tuple[int, bytes]
-"""What a cached block holds: the hash of the prefix before it, and its tokens."""
+_TOKEN_BYTES = array("i").itemsize
+_STRIDE = 256
+"""Blocks that a look-up takes at once, after the first: few enough to stop early, many enough to be fast."""
 
 
 class BlockManager:
@@ -41,10 +45,12 @@ class BlockManager:
         self._enabled = self.cache.enabled
         self._newest = self.cache.duplicates == "newest"
         self._uncached_first = self.cache.reuse == "uncached_first"
+        self._split = struct.Struct(f"{block_size * _TOKEN_BYTES}s").iter_unpack
         self._free = FreeList(num_blocks)
         self._references = [0] * num_blocks
         self._hash_of: list[int | None] = [None] * num_blocks
-        self._content: list[Content | None] = [None] * num_blocks
+        self._prefix_of: list[int | None] = [None] * num_blocks  # hash of what comes before the block
+        self._tokens_of: list[bytes] = [b""] * num_blocks
         self._answering: dict[int, int] = {}  # hash -> the block that answers look-ups
         self._others: dict[int, dict[int, None]] = {}  # hash -> further blocks with that content, oldest first
         # What changed since a look-up: hashes added (a count), and hashes whose answering block went or changed
@@ -73,9 +79,8 @@ class BlockManager:
         """Give a waiting request its prefix hits and blocks for ``num_tokens`` tokens; ``can_allocate`` first."""
         hits = self.lookup(request)
         references = self._references
+        self._free.remove_all([block for block in hits if not references[block]])
         for block in hits:
-            if not references[block]:
-                self._free.remove(block)
             references[block] += 1
         request.block_table.extend(hits)
         request._num_registered = len(hits)
@@ -165,25 +170,49 @@ class BlockManager:
         return hits
 
     def _extend(self, request: Request, hits: list[int], known: set[int] | None) -> None:
-        size, content, answering = self.block_size, self._content, self._answering
-        hashes = request._hashes
-        index = len(hits)
-        prefix = hashes[index - 1] if index else 0
-        for start in range(index * size, (request.num_tokens - 1) // size * size, size):
-            tokens = request._tokens[start : start + size].tobytes()
-            if index < len(hashes):
-                digest = hashes[index]
-            else:
-                digest = xxh3_64_intdigest(tokens, prefix)
-                hashes.append(digest)
-            block = answering.get(digest)
-            if block is None or content[block] != (prefix, tokens):
-                break
-            hits.append(block)
+        """Look up the blocks behind the hits known so far, up to the first miss."""
+        size, hashes = self.block_size, request._hashes
+        last = (request.num_tokens - 1) // size
+        width = 1
+        while (first := len(hits)) < last:
+            end = min(first + width, last)
+            tokens = request._tokens[first * size : end * size].tobytes()
+            self._hash(request, tokens, first)
+            digests = hashes[first:end]
+            answers = list(map(self._answering.get, digests))
+            found = answers.index(None) if None in answers else len(answers)
+            blocks: list[int] = answers[:found]  # type: ignore[assignment]
+            # Equal hashes may lie: the tokens, and the prefix before them, must be the same.
+            prefixes = [hashes[first - 1] if first else 0, *digests[: found - 1]]
+            same = b"".join(map(self._tokens_of.__getitem__, blocks)) == tokens[: found * size * _TOKEN_BYTES]
+            if found and not (same and list(map(self._prefix_of.__getitem__, blocks)) == prefixes):
+                found = self._num_true(blocks, prefixes, tokens)
+                del blocks[found:]
+            hits.extend(blocks)
             if known is not None:
-                known.add(digest)
-            prefix = digest
-            index += 1
+                known.update(digests[:found])
+            if found < end - first:
+                return
+            width = _STRIDE
+
+    def _num_true(self, blocks: list[int], prefixes: list[int], tokens: bytes) -> int:
+        """How many blocks, up to the first that does not, hold these tokens behind these prefixes."""
+        step = self.block_size * _TOKEN_BYTES
+        for index, (block, prefix) in enumerate(zip(blocks, prefixes, strict=True)):
+            mine = tokens[index * step : (index + 1) * step]
+            if self._prefix_of[block] != prefix or self._tokens_of[block] != mine:
+                return index
+        return len(blocks)
+
+    def _hash(self, request: Request, tokens: bytes, first: int) -> None:
+        """Hash what was not hashed yet of ``tokens``, which begins with block ``first``."""
+        hashes = request._hashes
+        skip = (len(hashes) - first) * self.block_size * _TOKEN_BYTES
+        if skip < len(tokens):
+            digest = hashes[-1] if hashes else 0
+            for (block,) in self._split(tokens[skip:] if skip else tokens):
+                digest = xxh3_64_intdigest(block, digest)
+                hashes.append(digest)
 
     def register(self, request: Request, num_tokens: int) -> list[int]:
         """Make the full blocks among a resident's first ``num_tokens`` tokens answer look-ups; returns the new ones."""
@@ -191,22 +220,22 @@ class BlockManager:
             return []
         size, hashes = self.block_size, request._hashes
         first, last = request._num_registered, num_tokens // size
+        if first == last:
+            return []
         request._num_registered = last
+        tokens = request._tokens[first * size : last * size].tobytes()
+        self._hash(request, tokens, first)
+        step = size * _TOKEN_BYTES
         prefix = hashes[first - 1] if first else 0
         new = []
         for index in range(first, last):
-            tokens = request._tokens[index * size : (index + 1) * size].tobytes()
-            if index < len(hashes):
-                digest = hashes[index]
-            else:
-                digest = xxh3_64_intdigest(tokens, prefix)
-                hashes.append(digest)
-            block = request.block_table[index]
+            digest, block = hashes[index], request.block_table[index]
+            mine = tokens[(index - first) * step : (index - first + 1) * step]
             answering = self._answering.get(digest)
             if answering is None:
                 self._answering[digest] = block
                 self._num_added += 1
-            elif self._content[answering] != (prefix, tokens):
+            elif self._tokens_of[answering] != mine or self._prefix_of[answering] != prefix:
                 prefix = digest
                 continue  # another prefix of the same hash: it keeps its place, and this block is not shared
             elif self._newest:
@@ -215,8 +244,7 @@ class BlockManager:
                 self._changed(digest)
             else:
                 self._others.setdefault(digest, {})[block] = None
-            self._hash_of[block] = digest
-            self._content[block] = (prefix, tokens)
+            self._hash_of[block], self._prefix_of[block], self._tokens_of[block] = digest, prefix, mine
             new.append(block)
             prefix = digest
         return new
@@ -226,7 +254,7 @@ class BlockManager:
         digest = self._hash_of[block]
         if digest is None:
             return
-        self._hash_of[block] = self._content[block] = None
+        self._hash_of[block] = self._prefix_of[block] = None
         others = self._others.get(digest)
         if self._answering[digest] != block:
             assert others is not None

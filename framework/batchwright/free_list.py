@@ -32,12 +32,14 @@ class FreeList:
         self.count -= 1
         return block
 
-    def remove(self, block: int) -> None:
-        """Remove a block from wherever it stands."""
-        before, after = self._previous[block], self._next[block]
-        self._next[before] = after
-        self._previous[after] = before
-        self.count -= 1
+    def remove_all(self, blocks: list[int]) -> None:
+        """Remove many blocks from wherever they stand."""
+        following, preceding = self._next, self._previous
+        for block in blocks:
+            before, after = preceding[block], following[block]
+            following[before] = after
+            preceding[after] = before
+        self.count -= len(blocks)
 
     def put_last(self, block: int) -> None:
         """Add a block that will be reused after all the others."""
