@@ -1,49 +1,97 @@
 """Batchwright: LLM-inference scheduling policies as plugins.
 
 The engine is the mechanism: queues, KV blocks, budgets, execution. A policy is a plugin: it decides admission, chunking
-and preemption.
+and preemption. Names are imported when they are first used, so that `import batchwright` costs next to nothing.
 """
 
-from batchwright.async_engine import AsyncEngine
-from batchwright.backend import (
-    Backend,
-    BackendEntry,
-    BackendSettings,
-    Capacity,
-    RealClock,
-    StepResult,
-    VirtualClock,
-)
-from batchwright.batch import Batch
-from batchwright.block_manager import BlockManager
-from batchwright.config import EngineConfig
-from batchwright.engine import Engine
-from batchwright.errors import (
-    BackendError,
-    BatchwrightError,
-    CasesError,
-    ComparisonError,
-    ConfigError,
-    InfeasibleRequestError,
-    InvalidRequestError,
-    PluginError,
-    PolicyError,
-    RefusedRequestError,
-    RequestError,
-    UnknownRequestError,
-    WorkloadError,
-)
-from batchwright.hookspecs import HOLD, Refusal, hookimpl
-from batchwright.limits import Limits
-from batchwright.llm import LLM
-from batchwright.outputs import CompletionOutput, RequestOutput
-from batchwright.policy import Params, Policy
-from batchwright.prefix_cache import PrefixCache
-from batchwright.request import SLO, Request
-from batchwright.sampling_params import SamplingParams
-from batchwright.scheduler import Scheduler
-from batchwright.step import Step
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from batchwright.version import HOOKSPEC_VERSION, __version__
+
+if TYPE_CHECKING:
+    from batchwright.async_engine import AsyncEngine
+    from batchwright.backend import (
+        Backend,
+        BackendEntry,
+        BackendSettings,
+        Capacity,
+        RealClock,
+        StepResult,
+        VirtualClock,
+    )
+    from batchwright.batch import Batch
+    from batchwright.block_manager import BlockManager
+    from batchwright.config import EngineConfig
+    from batchwright.engine import Engine
+    from batchwright.errors import (
+        BackendError,
+        BatchwrightError,
+        CasesError,
+        ComparisonError,
+        ConfigError,
+        InfeasibleRequestError,
+        InvalidRequestError,
+        PluginError,
+        PolicyError,
+        RefusedRequestError,
+        RequestError,
+        UnknownRequestError,
+        WorkloadError,
+    )
+    from batchwright.hookspecs import HOLD, Refusal, hookimpl
+    from batchwright.limits import Limits
+    from batchwright.llm import LLM
+    from batchwright.outputs import CompletionOutput, RequestOutput
+    from batchwright.policy import Params, Policy
+    from batchwright.prefix_cache import PrefixCache
+    from batchwright.request import SLO, Request
+    from batchwright.sampling_params import SamplingParams
+    from batchwright.scheduler import Scheduler
+    from batchwright.step import Step
+
+_HOME = {
+    "AsyncEngine": "batchwright.async_engine",
+    "Backend": "batchwright.backend",
+    "BackendEntry": "batchwright.backend",
+    "BackendSettings": "batchwright.backend",
+    "Capacity": "batchwright.backend",
+    "RealClock": "batchwright.backend",
+    "StepResult": "batchwright.backend",
+    "VirtualClock": "batchwright.backend",
+    "Batch": "batchwright.batch",
+    "BlockManager": "batchwright.block_manager",
+    "EngineConfig": "batchwright.config",
+    "Engine": "batchwright.engine",
+    "BackendError": "batchwright.errors",
+    "BatchwrightError": "batchwright.errors",
+    "CasesError": "batchwright.errors",
+    "ComparisonError": "batchwright.errors",
+    "ConfigError": "batchwright.errors",
+    "InfeasibleRequestError": "batchwright.errors",
+    "InvalidRequestError": "batchwright.errors",
+    "PluginError": "batchwright.errors",
+    "PolicyError": "batchwright.errors",
+    "RefusedRequestError": "batchwright.errors",
+    "RequestError": "batchwright.errors",
+    "UnknownRequestError": "batchwright.errors",
+    "WorkloadError": "batchwright.errors",
+    "HOLD": "batchwright.hookspecs",
+    "Refusal": "batchwright.hookspecs",
+    "hookimpl": "batchwright.hookspecs",
+    "Limits": "batchwright.limits",
+    "LLM": "batchwright.llm",
+    "CompletionOutput": "batchwright.outputs",
+    "RequestOutput": "batchwright.outputs",
+    "Params": "batchwright.policy",
+    "Policy": "batchwright.policy",
+    "PrefixCache": "batchwright.prefix_cache",
+    "SLO": "batchwright.request",
+    "Request": "batchwright.request",
+    "SamplingParams": "batchwright.sampling_params",
+    "Scheduler": "batchwright.scheduler",
+    "Step": "batchwright.step",
+}
 
 __all__ = [
     "HOLD",
@@ -89,3 +137,15 @@ __all__ = [
     "__version__",
     "hookimpl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'batchwright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

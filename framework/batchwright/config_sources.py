@@ -12,6 +12,7 @@ import yaml
 
 from batchwright.config import EngineConfig, field_names
 from batchwright.errors import ConfigError, did_you_mean
+from batchwright.resolve import DEFAULT_POLICY, parse_arm
 
 ENVIRONMENT_PREFIX = "BATCHWRIGHT_SET_"
 """``BATCHWRIGHT_SET_MAX_NUM_SEQS=8``; a double underscore goes one level down: ``…_PREFIX_CACHE__VISIBLE``."""
@@ -99,8 +100,10 @@ class ConfigSources:
         nested: Any = parsed
         for part in reversed(name.split(".")):
             nested = {part: nested}
-        if name.startswith("policy.") and isinstance(self.values.get("policy"), str):
-            self.values["policy"] = {"use": self.values["policy"]}
+        if name.startswith("policy."):
+            present = self.values.get("policy", DEFAULT_POLICY)
+            if isinstance(present, str):
+                self.values["policy"] = parse_arm(present)
         self.add_mapping(nested, origin)
 
     def build(self) -> EngineConfig:
