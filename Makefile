@@ -1,0 +1,72 @@
+# Every target makes what it needs in .venv; later calls find it there. `make help` lists the targets.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+ARGS ?=
+
+export HF_HUB_OFFLINE := 1
+export PIP_NO_PYTHON_VERSION_WARNING := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-thorough check bench docs wheel clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+$(VENV)/made:
+	@command -v "$(PYTHON)" >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@# Some systems ship Python without venv; virtualenv does the same.
+	"$(PYTHON)" -m venv $(VENV) 2>/dev/null || { "$(PYTHON)" -m pip install --quiet --user virtualenv && "$(PYTHON)" -m virtualenv --quiet $(VENV); }
+	@touch $@
+
+$(VENV)/run: $(VENV)/made pyproject.toml constraints.txt
+	@echo "setting up $(VENV): torch, transformers"
+	@$(PIP) -e '.[torch]'
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run pyproject.toml constraints.txt
+	@echo "setting up $(VENV): tests and checks"
+	@$(PIP) hatchling editables -e '.[torch,test,dev]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/dev
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
+$(VENV)/model: $(VENV)/run
+	@$(BIN)/python -m batchwright_backends.torch.models smollm2-135m >/dev/null
+	@touch $@
+
+setup: $(VENV)/dev $(VENV)/model  ## everything that the other targets need
+
+demo: $(VENV)/model  ## an A/B of two policies: a real model on the CPU, then an H100 in the simulator
+	@BATCHWRIGHT=$(BIN)/batchwright sh docs/demo.sh
+
+test: $(VENV)/dev $(VENV)/model  ## the tests (ARGS='-k name' for some of them)
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-thorough: $(VENV)/dev $(VENV)/model  ## the property tests over a hundred thousand steps
+	@BATCHWRIGHT_PROPERTY_STEPS=100000 $(BIN)/python -m pytest tests/testing/test_against_reference.py $(ARGS)
+
+check: $(VENV)/dev  ## lint, format, types, import arrows
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/basedpyright --level error
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/dev  ## scheduler cost side by side (NANO_VLLM=folder adds nano-vLLM's own scheduler)
+	@$(BIN)/python benchmarks/scheduler.py $(ARGS)
+	@$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds $(ARGS)
+
+docs: $(VENV)/docs  ## the documentation as a site, in site/
+	@$(BIN)/mkdocs build --strict --quiet
+
+wheel: $(VENV)/dev  ## the wheel, in dist/
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) dist site

@@ -1,0 +1,17 @@
+#!/bin/sh
+# The main job, twice: the same two policies on the same synthetic workload, first on a real model, then in the simulator.
+set -eu
+BATCHWRIGHT=${BATCHWRIGHT:-batchwright}
+A=prefill_first
+B=stall_free:chunk_size=64
+
+echo "== SmolLM2-135M on this machine's CPU, in real time =="
+$BATCHWRIGHT ab $A $B --backend cpu:smollm2-135m \
+  --workload "synthetic:rate=4,n=24,prompt=uniform(32,192),output=uniform(8,32),prefix=32,prefixes=2,seed=1" \
+  --set max_num_batched_tokens=128 --set max_num_seqs=16
+
+echo
+echo "== Llama-3.1-8B on one H100, simulated =="
+$BATCHWRIGHT ab $A stall_free:chunk_size=512 --backend sim:llama-3.1-8b@h100 \
+  --workload "synthetic:rate=12,n=1000,prompt=lognormal(1024,0.8),output=uniform(64,256),seed=1" \
+  --set max_num_batched_tokens=2048
