@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from batchwright.backend import Backend, BackendEntry, BackendSettings
 from batchwright.hookspecs import hookimpl
 
-from batchwright_backends.sim.target import SYNTAX
+from batchwright_backends.sim import SYNTAX
 
 
 def _create(settings: BackendSettings) -> Backend:

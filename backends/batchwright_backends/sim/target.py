@@ -12,12 +12,12 @@ import yaml
 from batchwright.errors import ConfigError
 from pydantic import Field, PositiveInt
 
+from batchwright_backends.sim import SYNTAX
 from batchwright_backends.sim.checked import Checked, check
 from batchwright_backends.sim.gpus import Gpu, find_gpu, has_gpu, make_gpu
 from batchwright_backends.sim.models import find_model
 from batchwright_backends.sim.shape import ModelShape
 
-SYNTAX = "sim:MODEL@GPU[xTP] or sim:FILE.yaml"
 _EXAMPLES = "such as sim:llama-3.1-8b@h100, sim:llama-3.1-70b@a100x4 or sim:machine.yaml"
 
 
