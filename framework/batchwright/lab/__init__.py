@@ -1,0 +1,59 @@
+"""The lab: A/B experiments on scheduling policies.
+
+A workload is offered to one arm or more, each an engine with its own settings; requests and steps are recorded, and
+metrics, verdicts and reports read only those records::
+
+    from batchwright.config import EngineConfig
+    from batchwright.lab import ab, format_report, load_workload
+
+    workload = load_workload("synthetic:rate=8,n=500,prompt=lognormal(512,0.8),output=uniform(16,128)")
+    arms = {name: EngineConfig(policy=name) for name in ("prefill_first", "stall_free")}
+    print(format_report(ab(arms, workload)))
+"""
+
+from batchwright.lab.ab import ab
+from batchwright.lab.compare import Comparison, compare
+from batchwright.lab.load import Load
+from batchwright.lab.materialize import Offer, materialize, offers
+from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.readers import READERS, Reader
+from batchwright.lab.recorder import Recorder
+from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
+from batchwright.lab.report import format_report, print_report
+from batchwright.lab.row import WorkloadRow
+from batchwright.lab.run_record import RunRecord
+from batchwright.lab.runner import Progress, run_arm
+from batchwright.lab.summary import Summary, summarize
+from batchwright.lab.synthetic import SyntheticSpec
+from batchwright.lab.verdict import Verdict
+from batchwright.lab.workload import Workload, load_workload
+
+__all__ = [
+    "METRICS",
+    "READERS",
+    "Comparison",
+    "Load",
+    "Metric",
+    "Offer",
+    "OfferedRecord",
+    "Progress",
+    "Reader",
+    "Recorder",
+    "RequestRecord",
+    "RunRecord",
+    "StepRecord",
+    "Summary",
+    "SyntheticSpec",
+    "Verdict",
+    "Workload",
+    "WorkloadRow",
+    "ab",
+    "compare",
+    "format_report",
+    "load_workload",
+    "materialize",
+    "offers",
+    "print_report",
+    "run_arm",
+    "summarize",
+]

@@ -1,0 +1,123 @@
+"""What a run's load was like: who waited, how full the KV pool was, how near the arm came to its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchwright.lab.run_record import RunRecord
+
+GROWTH = 1.5
+"""Backlog in the last quarter of the arrivals over that in the first, from which on it counts as growing."""
+
+CONTENTION = 0.9
+"""Share of time in which somebody is left out, from which on an arm counts as never catching up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load of one run.
+
+    Attributes:
+        waited: share of steps after which somebody waited.
+        kv_full: share of steps that evicted somebody, or left fewer free blocks than an average prompt takes.
+        utilization: estimated share of the arm's capacity that the workload asks for; None where it cannot be told.
+        overloaded: a backlog built up and was never worked off while requests arrived.
+        arrival_span_s: seconds between the first and the last arrival.
+    """
+
+    waited: float
+    kv_full: float
+    utilization: float | None
+    overloaded: bool
+    arrival_span_s: float
+
+    @classmethod
+    def of(cls, run: RunRecord) -> Load:
+        """The load of a run."""
+        arrivals = [r.arrival_ns for r in run.requests]
+        return cls(
+            waited=_share([s.num_waiting > 0 for s in run.steps]),
+            kv_full=_kv_full(run),
+            utilization=_utilization(run),
+            overloaded=_overloaded(run),
+            arrival_span_s=(max(arrivals) - min(arrivals)) / 1e9 if arrivals else 0.0,
+        )
+
+
+def _share(flags: list[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0
+
+
+def _kv_full(run: RunRecord) -> float:
+    lengths = [r.num_prompt_tokens for r in run.requests if r.status != "refused"]
+    if not lengths:
+        return 0.0
+    prompt_blocks = -(-sum(lengths) // (len(lengths) * run.limits.block_size))
+    return _share([s.num_preempted > 0 or s.free_blocks < prompt_blocks for s in run.steps])
+
+
+def _utilization(run: RunRecord) -> float | None:
+    """Arrival rate times the time that a request takes of a full batch.
+
+    The time of a step is fitted as a + b * prompt tokens + c * decodes over the run's steps. At saturation a request
+    costs b for each prompt token that the cache does not hold, c for each output token, and its part of a: one in
+    ``max_num_batched_tokens`` a prompt token, one in the largest batch of decodes an output token.
+    """
+    ran = [r for r in run.requests if r.status == "finished"]
+    if len(ran) < 2 or len(run.steps) < 2:
+        return None
+    span_ns = max(r.arrival_ns for r in ran) - min(r.arrival_ns for r in ran)
+    if not span_ns:
+        return None
+    prefill = np.array([s.num_prefill_tokens for s in run.steps], dtype=np.float64)
+    decodes = np.array([s.num_decodes for s in run.steps], dtype=np.float64)
+    elapsed = np.array([s.end_ns - s.start_ns for s in run.steps], dtype=np.float64)
+    columns = np.stack([np.ones_like(prefill), prefill, decodes], axis=1)
+    fitted, *_ = np.linalg.lstsq(columns, elapsed, rcond=None)
+    base, per_prompt, per_output = np.maximum(fitted, 0.0).tolist()
+    prompt = sum(r.num_prompt_tokens - r.num_cached_tokens for r in ran) / len(ran)
+    output = sum(r.num_output_tokens for r in ran) / len(ran)
+    limits = run.limits
+    held = sum(r.num_prompt_tokens + r.num_output_tokens / 2 for r in ran) / len(ran)
+    largest = min(
+        limits.max_num_seqs,
+        limits.max_num_residents or limits.max_num_seqs,
+        max(1.0, limits.num_blocks * limits.block_size / held),
+    )
+    request_ns = prompt * (per_prompt + base / limits.max_num_batched_tokens) + output * (per_output + base / largest)
+    return float(request_ns * (len(ran) - 1) / span_ns)
+
+
+def _overloaded(run: RunRecord) -> bool:
+    """Whether the backlog grew over the arrivals, with somebody left out nearly all the time after the first quarter.
+
+    Latencies then grow with the length of the run, and measure that. Both signs are needed: a burst that is worked off
+    grows for a while, a busy arm that keeps up has a queue that does not grow, and a run that is short beside its
+    latencies fills up to its end, but nobody is left out in it.
+    """
+    taken = [r for r in run.requests if r.status != "refused"]
+    if len(taken) < 8 or not run.steps:
+        return False
+    arrivals = np.array([r.arrival_ns for r in taken], dtype=np.int64)
+    begin, end = int(arrivals.min()), int(arrivals.max())
+    if begin == end:
+        return _left_out(run, begin, run.duration_ns) >= 0.5
+    never = np.iinfo(np.int64).max
+    ends = np.sort([never if r.finish_ns is None else r.finish_ns for r in taken])
+    backlog = np.arange(len(taken)) - np.searchsorted(ends, arrivals)
+    first, *_, last = (float(quarter.mean()) for quarter in np.array_split(backlog, 4))
+    return last > GROWTH * first and _left_out(run, begin + (end - begin) // 4, end) >= CONTENTION
+
+
+def _left_out(run: RunRecord, begin_ns: int, end_ns: int) -> float:
+    """Share of step time between two moments in which somebody waited, or was resident beyond what a batch holds."""
+    most = run.limits.max_num_seqs
+    total = left_out = 0
+    for s in run.steps:
+        if s.end_ns > begin_ns and s.start_ns < end_ns:
+            total += s.end_ns - s.start_ns
+            if s.num_waiting or s.num_running > most:
+                left_out += s.end_ns - s.start_ns
+    return left_out / total if total else 0.0

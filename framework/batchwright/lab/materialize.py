@@ -1,0 +1,139 @@
+"""From the rows of a workload to requests that an engine takes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from batchwright.errors import WorkloadError
+from batchwright.lab.prompts import Prompts
+from batchwright.lab.row import WorkloadRow
+from batchwright.lab.workload import Workload
+from batchwright.request import Request
+from batchwright.sampling_params import SamplingParams
+
+EXACT, MODEL = "exact", "model"
+DECLARED = f"{EXACT}, {MODEL} or a whole number of at least 1"
+
+
+class Offer(NamedTuple):
+    """One request of a workload, ready to be added.
+
+    Attributes:
+        request: fresh: each arm of a comparison needs its own.
+        num_output_tokens: how many tokens it really puts out; the engine hides it from policies.
+        prompt_hash: 16 hex digits of its token ids; equal hashes, equal prompts.
+    """
+
+    request: Request
+    num_output_tokens: int
+    prompt_hash: str
+
+
+def parse_declared(declared: str | int) -> str | int:
+    """Check a rule for declared limits: ``exact``, ``model`` or a number, which may come as text.
+
+    Raises:
+        WorkloadError: it is none of these.
+    """
+    if declared in (EXACT, MODEL):
+        return declared
+    text = str(declared)
+    if not isinstance(declared, bool) and text.isascii() and text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise WorkloadError(f"the rule for declared max_tokens is {declared!r}; expected {DECLARED}")
+
+
+def describe_declared(declared: str | int, workload: Workload) -> str:
+    """The rule in words, for the header of a report; says how many rows declare a limit of their own."""
+    rule = parse_declared(declared)
+    words = {
+        EXACT: "exact: the true output length, which policies can therefore read",
+        MODEL: "model: all that model and KV pool allow",
+    }.get(str(rule), f"{rule} tokens")
+    own = sum(row.max_tokens is not None for row in workload.rows)
+    if own == len(workload):
+        return "by the workload's rows"
+    return f"by {own} of {len(workload)} rows, the others {words}" if own else words
+
+
+def offers(
+    workload: Workload,
+    vocab_size: int,
+    max_model_len: int,
+    declared: str | int = MODEL,
+    *,
+    seed: int = 0,
+    start_ns: int = 0,
+    respect_eos: bool = False,
+) -> Iterator[Offer]:
+    """Requests of the workload, in order of arrival, made when they are asked for.
+
+    Token ids depend on the workload, the vocabulary's size and the seed, on nothing else: arms on any backend get the
+    very same prompts. Request ids are ``r000000``, ``r000001``, … in order of arrival.
+
+    Args:
+        workload: what to offer.
+        vocab_size: of the model: token ids are in ``range(vocab_size)``.
+        max_model_len: tokens that one request may have, prompt and output together; for the rule ``model``.
+        declared: max_tokens of rows that declare none: ``exact`` (the true output length: a policy that reads it is
+            an oracle), ``model`` (as much as ``max_model_len`` leaves) or a number.
+        seed: of the token ids.
+        start_ns: when the run starts, in nanoseconds of the engine's clock; arrivals count from it.
+        respect_eos: let the model's end-of-sequence tokens end a request before its true length.
+
+    Raises:
+        WorkloadError: the rule is none of these.
+    """
+    rule = parse_declared(declared)
+    prompts = Prompts(workload.rows, vocab_size, seed)
+    greedy: dict[int, SamplingParams] = {}  # few different limits: one object each
+    for index, row in enumerate(workload.rows):
+        token_ids = prompts.token_ids(index, row)
+        max_tokens = _max_tokens(row, rule, max_model_len)
+        params = greedy.get(max_tokens)
+        if params is None:
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=not respect_eos)
+            greedy[max_tokens] = params
+        arrival_ns = start_ns + row.arrival_ns
+        request = Request(
+            f"r{index:06d}",
+            array("i", token_ids.tobytes()),
+            params,
+            arrival_ns=arrival_ns,
+            priority=row.priority,
+            client_id=row.client_id,
+            weight=row.weight,
+            deadline_s=None if row.deadline_s is None else arrival_ns / 1e9 + row.deadline_s,
+            slo=row.slo,
+            predicted_output_tokens=row.predicted_output_tokens,
+            session_id=row.session_id,
+            program_id=row.program_id,
+        )
+        yield Offer(request, row.num_output_tokens, xxhash.xxh3_64_hexdigest(token_ids.tobytes()))
+
+
+def materialize(
+    workload: Workload, vocab_size: int, max_model_len: int, declared: str | int = MODEL, *, seed: int = 0
+) -> Iterator[tuple[Request, int]]:
+    """Requests of a workload, each with its hidden true output length; see :func:`offers`, which gives more.
+
+    Raises:
+        WorkloadError: the rule for declared limits is unknown.
+    """
+    for offer in offers(workload, vocab_size, max_model_len, declared, seed=seed):
+        yield offer.request, offer.num_output_tokens
+
+
+def _max_tokens(row: WorkloadRow, rule: str | int, max_model_len: int) -> int:
+    if row.max_tokens is not None:
+        return row.max_tokens
+    if rule == EXACT:
+        return row.num_output_tokens
+    if rule == MODEL:
+        # A prompt that fills the model by itself still declares one token: the engine refuses it with its numbers.
+        return max(1, max_model_len - row.num_prompt_tokens)
+    return int(rule)

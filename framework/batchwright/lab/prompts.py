@@ -1,0 +1,82 @@
+"""Token ids of prompts: seeded, equal where a workload says that prefixes are shared, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import WorkloadError
+from batchwright.lab.row import WorkloadRow
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_32 = np.uint64(32)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), in place: uint64[n], each well mixed."""
+    x ^= x >> np.uint64(30)
+    x *= _MIX_1
+    x ^= x >> np.uint64(27)
+    x *= _MIX_2
+    x ^= x >> np.uint64(31)
+    return x
+
+
+class Prompts:
+    """Makes the token ids of a workload's prompts.
+
+    Every shared block and every row's own part is a stream of its own; a token is a hash of seed, stream and place,
+    so no prompt depends on which others were made. The first tokens of a stream are its number in base
+    ``vocab_size``: different streams part within ``num_distinct`` tokens by construction, not by luck.
+
+    Args:
+        rows: all rows of the workload.
+        vocab_size: token ids are in ``range(vocab_size)``; at least 2.
+        seed: of the tokens.
+
+    Raises:
+        WorkloadError: the vocabulary has fewer than two tokens.
+    """
+
+    def __init__(self, rows: Iterable[WorkloadRow], vocab_size: int, seed: int = 0) -> None:
+        if vocab_size < 2:
+            raise WorkloadError(f"vocab_size must be at least 2 to make different prompts, not {vocab_size}")
+        self.vocab_size = vocab_size
+        self._vocab = np.uint64(vocab_size)
+        self._key = _mix(np.array([seed & (2**64 - 1)], dtype=np.uint64))
+        # Streams are numbered: even numbers are rows, odd ones shared blocks in order of first appearance.
+        self._shared: dict[int, int] = {}
+        num_rows = 0
+        for row in rows:
+            num_rows += 1
+            for prefix_id in row.prefix_ids:
+                self._shared.setdefault(prefix_id, 2 * len(self._shared) + 1)
+        largest = max(2 * num_rows, 2 * len(self._shared))
+        self.num_distinct = 1
+        while vocab_size**self.num_distinct <= largest:
+            self.num_distinct += 1
+
+    def token_ids(self, index: int, row: WorkloadRow) -> NDArray[np.int32]:
+        """int32[num_prompt_tokens]: the prompt of the row that stands at ``index`` in the workload."""
+        num_own = max(0, row.num_prompt_tokens - len(row.prefix_ids) * row.prefix_block_size)
+        own = self._streams([2 * index], num_own)
+        if not row.prefix_ids:
+            return own
+        shared = self._streams([self._shared[i] for i in row.prefix_ids], row.prefix_block_size)
+        return np.concatenate([shared, own])[: row.num_prompt_tokens]
+
+    def _streams(self, numbers: list[int], length: int) -> NDArray[np.int32]:
+        """int32[len(numbers) * length]: the first ``length`` tokens of each stream, one stream behind the other."""
+        streams = np.array(numbers, dtype=np.uint64)[:, None]
+        places = np.arange(length, dtype=np.uint64)
+        hashed = _mix(_mix(streams * _GOLDEN + self._key) + places * _GOLDEN)
+        hashed >>= _32
+        hashed *= self._vocab
+        hashed >>= _32
+        for place in range(min(self.num_distinct, length)):
+            hashed[:, place] = streams[:, 0] // self._vocab**place % self._vocab
+        return hashed.astype(np.int32).ravel()

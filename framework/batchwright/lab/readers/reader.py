@@ -1,0 +1,152 @@
+"""What a reader is, and how it names the place and the fault of a broken row."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from batchwright.errors import WorkloadError
+from batchwright.lab.row import WorkloadRow
+
+Line = tuple[int, str]
+"""A line's number in its file, from 1, and its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One format of trace files.
+
+    Attributes:
+        description: half a line for error messages: the format's name and how its rows look.
+        understands: whether a file whose first non-empty line is this is in the format.
+        read: gives the rows of a file from its path (for messages), its first non-empty line and the lines after it.
+            Raises ``WorkloadError`` at a broken row.
+    """
+
+    description: str
+    understands: Callable[[str], bool]
+    read: Callable[[Path, Line, Iterator[Line]], Iterator[WorkloadRow]]
+
+
+class RowFields:
+    """The fields of one row by name, and where it stands; each getter checks what it gives.
+
+    Args:
+        path: of the file.
+        line: the row's line in the file, from 1.
+        row: its place among the rows, from 1, header and empty lines not counted.
+        values: the fields.
+    """
+
+    __slots__ = ("line", "path", "row", "values")
+
+    def __init__(self, path: Path, line: int, row: int, values: Mapping[str, Any]) -> None:
+        self.path = path
+        self.line = line
+        self.row = row
+        self.values = values
+
+    def fail(self, found: str, expected: str) -> NoReturn:
+        """Raise a ``WorkloadError`` that says where, what was found and what was expected."""
+        raise WorkloadError(f"{self.path}, line {self.line} (row {self.row}): {found}; expected {expected}")
+
+    def whole(self, name: str, low: int) -> int:
+        """A whole number of at least ``low``, written as a number or as a decimal string."""
+        value = self._get(name, f"a whole number of at least {low}")
+        number: int | None = None
+        if isinstance(value, str):
+            text = value.strip()
+            if text.isascii() and text.removeprefix("-").isdigit():
+                number = int(text)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            number = value
+        elif isinstance(value, float) and value.is_integer():
+            number = int(value)
+        if number is None or number < low:
+            self.fail(f"{name} is {value!r}", f"a whole number of at least {low}")
+        return number
+
+    def whole_or_none(self, name: str, low: int) -> int | None:
+        """``whole``, or None where the field is absent or null."""
+        return None if self.values.get(name) is None else self.whole(name, low)
+
+    def number(self, name: str, low: float, *, above: bool = False) -> float:
+        """A finite number of at least ``low``, or above it."""
+        expected = f"a finite number {'above' if above else 'of at least'} {low:g}"
+        value = self._get(name, expected)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.fail(f"{name} is {value!r}", expected)
+        if not math.isfinite(value) or value < low or (above and value == low):
+            self.fail(f"{name} is {value!r}", expected)
+        return float(value)
+
+    def number_or_none(self, name: str, low: float, *, above: bool = False) -> float | None:
+        """``number``, or None where the field is absent or null."""
+        return None if self.values.get(name) is None else self.number(name, low, above=above)
+
+    def text_or_none(self, name: str) -> str | None:
+        """A name, written as a non-empty string or a whole number; None where the field is absent or null."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str) or not value:
+            self.fail(f"{name} is {value!r}", "a non-empty string or a whole number")
+        return value
+
+    def wholes(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0."""
+        expected = "a list of whole numbers of at least 0"
+        value = self._get(name, expected)
+        if not isinstance(value, list):
+            self.fail(f"{name} is {value!r}", expected)
+        for item in value:
+            if not isinstance(item, int) or isinstance(item, bool) or item < 0:
+                self.fail(f"{name} holds {item!r}", expected)
+        return tuple(value)
+
+    def _get(self, name: str, expected: str) -> Any:
+        if name not in self.values:
+            self.fail(f"there is no {name}", expected)
+        return self.values[name]
+
+
+def json_rows(path: Path, first: Line, lines: Iterator[Line]) -> Iterator[RowFields]:
+    """The rows of a JSONL file: one JSON object a line; empty lines are passed over.
+
+    Raises:
+        WorkloadError: a line is not a JSON object.
+    """
+    row = 0
+    for number, line in _chain(first, lines):
+        if not line.strip():
+            continue
+        row += 1
+        fields = RowFields(path, number, row, {})
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            fields.fail(f"not JSON ({error.msg} at column {error.colno})", "one JSON object a line")
+        if not isinstance(values, dict):
+            fields.fail(f"a JSON {type(values).__name__}", "one JSON object a line")
+        fields.values = values
+        yield fields
+
+
+def json_keys(line: str) -> frozenset[str]:
+    """The keys of the JSON object in a line; none where it is not one."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError:
+        return frozenset()
+    return frozenset(value) if isinstance(value, dict) else frozenset()
+
+
+def _chain(first: Line, lines: Iterator[Line]) -> Iterator[Line]:
+    yield first
+    yield from lines

@@ -1,0 +1,174 @@
+"""A comparison as text: a header, a table with a column an arm, and what the load could show."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from batchwright.lab.bootstrap import LEVEL
+from batchwright.lab.compare import Comparison
+from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.run_record import RunRecord
+from batchwright.lab.settings import differing_settings
+from batchwright.lab.verdict import BETTER, NO_DIFFERENCE, NOT_TESTED, WORSE, Verdict
+
+SHOWN = (
+    *(f"{kind}_{latency}_ms" for latency in ("ttft", "itl", "tpot", "e2el") for kind in ("mean", "median", "p99")),
+    "request_throughput",
+    "output_throughput",
+    "request_goodput",
+    "completed",
+    "num_refused",
+    "num_unfinished",
+    "num_failed",
+    "num_aborted",
+    "num_tpot_undefined",
+    "num_preemptions",
+    "recompute_tax",
+    "cache_hit_rate",
+)
+"""Metrics of the table; the JSON has all."""
+
+LIMITS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_num_residents",
+    "max_model_len",
+    "num_blocks",
+    "block_size",
+)
+"""Sizes of the header, as far as arms share them."""
+
+_IF_NOT_ZERO = {"num_aborted", "num_tpot_undefined"}
+_NONE = "-"
+_STYLES = {BETTER: "green", WORSE: "red"}
+
+
+def format_report(comparison: Comparison, width: int = 80) -> str:
+    """The report as plain text.
+
+    Args:
+        comparison: of one arm or more.
+        width: columns to fit into.
+    """
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
+    print_report(comparison, console)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def print_report(comparison: Comparison, console: Console | None = None) -> None:
+    """Print the report: with colour on a terminal, as plain text elsewhere.
+
+    Args:
+        comparison: of one arm or more.
+        console: where to; standard output by default.
+    """
+    console = console if console is not None else Console(highlight=False)
+    parts: list[RenderableType] = [*_header(comparison.runs), _table(comparison)]
+    if comparison.verdicts:
+        note = f"Differences are to {comparison.runs[0].arm}; intervals by paired block bootstrap over requests."
+        parts.append(Text(note, style="dim"))
+    closing = Table.grid(padding=(0, 1))
+    for line in comparison.closing:
+        closing.add_row("*", Text(line))
+    console.print(Group(*parts, closing))
+
+
+def _header(runs: Sequence[RunRecord]) -> Iterator[RenderableType]:
+    base = runs[0]
+    workload = base.workload
+    speedup = f", --speedup {workload['speedup']:g}" if workload.get("speedup", 1) != 1 else ""
+    requests = workload.get("num_requests", len(base.requests))
+    limits = [{name: getattr(run.limits, name) for name in LIMITS} for run in runs]
+    common = [f"{name} {_value(limits[0][name])}" for name in LIMITS if all(x[name] == limits[0][name] for x in limits)]
+    grid = Table.grid(padding=(0, 1))
+    for name, value in (
+        ("workload", f"{workload.get('name', '?')} ({requests} requests{speedup}, hash {workload.get('hash', '?')})"),
+        ("backend", _one([run.backend + ("" if run.virtual_time else ", real time") for run in runs], runs)),
+        ("max_tokens", _one([run.declared_max_tokens for run in runs], runs)),
+        ("limits", ", ".join(common)),
+    ):
+        grid.add_row(Text(name, style="dim"), Text(value))
+    yield grid
+    differing = {name: values for name, values in differing_settings(runs).items() if name != "backend"}
+    if differing:
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column(Text("arms differ in"))
+        for run in runs:
+            table.add_column(Text(run.arm), overflow="fold")
+        for name, values in differing.items():
+            table.add_row(Text(name), *(Text(_value(v)) for v in values))
+        yield Padding(table, (1, 0, 0, 0))
+
+
+def _one(values: Sequence[str], runs: Sequence[RunRecord]) -> str:
+    """The value, or where arms differ, each arm's."""
+    if len(set(values)) == 1:
+        return values[0]
+    return "; ".join(f"{run.arm}: {value}" for run, value in zip(runs, values, strict=True))
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _table(comparison: Comparison) -> RenderableType:
+    runs = comparison.runs
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("")
+    for run in runs:
+        table.add_column(Text(run.arm), justify="right", overflow="fold")
+    verdicts = {(v.arm, v.metric): v for v in comparison.verdicts}
+    pair = len(runs) == 2
+    if pair:
+        table.add_column(f"difference [{LEVEL:.0%} interval]", overflow="fold")
+    for name in SHOWN:
+        metric = METRICS[name]
+        values = [comparison.summaries[run.arm][name] for run in runs]
+        if (name in _IF_NOT_ZERO and not any(values)) or all(v is None for v in values):
+            continue
+        found = [verdicts.get((run.arm, name)) for run in runs]
+        cells = [Text(_number(metric, value)) for value in values]
+        if pair:
+            cells.append(_said(metric, found[1]))
+        else:
+            for cell, verdict in zip(cells, found, strict=True):
+                if verdict is not None and verdict.difference:
+                    cell.append("\n").append_text(_said(metric, verdict, interval=False))
+        table.add_row(Text(metric.label), *cells)
+    return Padding(table, (1, 0, 1, 0))
+
+
+def _number(metric: Metric, value: float | int | None) -> str:
+    return _NONE if value is None else f"{value * metric.scale:,.{metric.decimals}f}"
+
+
+def _said(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> Text:
+    """Size, interval and verdict; in percent of the first arm where that says something, else as it is."""
+    if verdict is None or verdict.difference is None:
+        return Text(_NONE)
+    if verdict.words == NO_DIFFERENCE:
+        return Text(NO_DIFFERENCE)
+    parts = []
+    if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
+        parts.append(f"{verdict.difference * metric.scale:+,.{metric.decimals}f}")
+    else:
+        parts.append(f"{_percent(verdict.relative)}%")
+    if interval and verdict.low is not None and verdict.high is not None and verdict.base:
+        base = abs(verdict.base)
+        parts.append(f"[{_percent(verdict.low / base)}, {_percent(verdict.high / base)}]")
+    said = Text(" ".join(parts))
+    if verdict.words != NOT_TESTED:
+        said.append(" ").append(verdict.words, style=_STYLES.get(verdict.words, ""))
+    return said
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.{0 if abs(share) >= 1 else 1}f}"

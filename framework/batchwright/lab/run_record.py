@@ -1,0 +1,139 @@
+"""The record of one run."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchwright.errors import WorkloadError
+from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
+from batchwright.version import RECORD_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes a run had, as they came out of config, policy and backend.
+
+    Attributes:
+        max_num_seqs, max_num_batched_tokens, max_num_residents, max_model_len: as in ``batchwright.limits.Limits``.
+        num_blocks, block_size: the KV pool.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_residents: int | None
+    max_model_len: int | None
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """One arm of an experiment: what was offered, under which settings, and what came out.
+
+    Attributes:
+        arm: its name in tables.
+        policy, backend: names, as a user would write them.
+        settings: the engine's effective settings, nested by section.
+        limits: the sizes in effect.
+        workload: name, source, hash, speedup and number of requests of the workload.
+        declared_max_tokens: the rule for declared limits, in words.
+        virtual_time: whether the clock was a simulator's.
+        offered: what was asked, in order of arrival.
+        requests: what became of each, in the same order.
+        steps: every step.
+        batches: a 64-bit fingerprint of each step's batch (which requests, in which order, how many tokens each),
+            equal in different runs of one workload where the batches are.
+        events: what detectors reported, as they came.
+        duration_ns: from the start of the run to its end.
+        stopped: None when it ran to its end; else ``interrupted``, ``max_steps`` or ``max_seconds``.
+        version: of the schema.
+    """
+
+    arm: str
+    policy: str
+    backend: str
+    settings: dict[str, Any]
+    limits: Limits
+    workload: dict[str, Any]
+    declared_max_tokens: str
+    virtual_time: bool
+    offered: list[OfferedRecord]
+    requests: list[RequestRecord]
+    steps: list[StepRecord]
+    batches: array[int]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    duration_ns: int = 0
+    stopped: str | None = None
+    version: int = RECORD_VERSION
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the run in seconds."""
+        return self.duration_ns / 1e9
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object; :meth:`from_json` reads it back to an equal record."""
+        return {
+            "record_version": self.version,
+            "arm": self.arm,
+            "policy": self.policy,
+            "backend": self.backend,
+            "workload": self.workload,
+            "declared_max_tokens": self.declared_max_tokens,
+            "virtual_time": self.virtual_time,
+            "duration_s": self.duration_s,
+            "stopped": self.stopped,
+            "limits": {name: getattr(self.limits, name) for name in Limits.__slots__},
+            "settings": self.settings,
+            "events": self.events,
+            "offered": [o.to_json() for o in self.offered],
+            "requests": [r.to_json() for r in self.requests],
+            "steps": [s.to_json() for s in self.steps],
+            "batches": [f"{b:016x}" for b in self.batches],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RunRecord:
+        """From the object that ``to_json`` gave.
+
+        Raises:
+            WorkloadError: it is not a run record, or of another schema version.
+        """
+        version = value.get("record_version")
+        if version != RECORD_VERSION:
+            raise WorkloadError(
+                f"record_version is {version!r}; this Batchwright reads {RECORD_VERSION}: read the file with the "
+                "release that wrote it, or run the experiment again"
+            )
+        try:
+            return cls(
+                arm=value["arm"],
+                policy=value["policy"],
+                backend=value["backend"],
+                settings=dict(value["settings"]),
+                limits=Limits(**value["limits"]),
+                workload=dict(value["workload"]),
+                declared_max_tokens=value["declared_max_tokens"],
+                virtual_time=value["virtual_time"],
+                offered=_all(OfferedRecord, value["offered"]),
+                requests=_all(RequestRecord, value["requests"]),
+                steps=_all(StepRecord, value["steps"]),
+                batches=array("Q", [int(b, 16) for b in value["batches"]]),
+                events=list(value["events"]),
+                duration_ns=round(value["duration_s"] * 1e9),
+                stopped=value["stopped"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise WorkloadError(f"not a run record of version {RECORD_VERSION}: {error!r}") from None
+
+    def dumps(self) -> str:
+        """The record as one JSON text; equal records give equal bytes."""
+        return json.dumps(self.to_json(), allow_nan=False)
+
+
+def _all(kind: Any, values: Iterable[Mapping[str, Any]]) -> list[Any]:
+    return [kind.from_json(v) for v in values]

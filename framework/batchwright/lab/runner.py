@@ -1,0 +1,199 @@
+"""Running one arm: a workload offered to an engine at its own pace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from batchwright.backend import VirtualClock
+from batchwright.config import EngineConfig
+from batchwright.engine import Engine
+from batchwright.errors import RequestError, WorkloadError
+from batchwright.lab.materialize import MODEL, Offer, describe_declared, offers
+from batchwright.lab.recorder import Recorder
+from batchwright.lab.run_record import Limits, RunRecord
+from batchwright.lab.workload import Workload
+
+if TYPE_CHECKING:
+    from batchwright.backend import Backend
+    from batchwright.plugins import Plugins
+    from batchwright.policy import Policy
+
+Progress = Callable[[str, int, int], None]
+"""Told now and then: arm, requests that have ended, requests in all."""
+
+_PROGRESS_S = 0.1
+
+
+def run_arm(
+    config: EngineConfig,
+    workload: Workload,
+    *,
+    arm: str | None = None,
+    declared: str | int = MODEL,
+    respect_eos: bool = False,
+    seed: int = 0,
+    max_steps: int | None = None,
+    max_seconds: float | None = None,
+    progress: Progress | None = None,
+    backend: Backend | None = None,
+    policy: Policy | None = None,
+    plugins: Sequence[object] = (),
+    installed: Plugins | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> RunRecord:
+    """Offer a workload to an engine, open loop, and record what becomes of it.
+
+    Requests are added when their time has come, however far behind the engine is; idle time is waited for, or skipped
+    on a virtual clock. A request that the engine refuses stays in the records, with its error. Ctrl-C ends the run and
+    keeps what is done: the rest is ``unfinished``.
+
+    Args:
+        config: of the engine.
+        workload: what to offer.
+        arm: name in tables; the policy's by default.
+        declared: ``max_tokens`` of rows that declare none: ``model`` (all that model and KV pool allow), ``exact`` (the
+            true output length, which policies can then read) or a number.
+        respect_eos: let a sampled end-of-sequence token end a request before its true length.
+        seed: of the prompts' token ids. One seed and one vocabulary give one set of prompts, on any arm and backend.
+        max_steps: end the run after so many steps.
+        max_seconds: end the run after so many seconds of the engine's clock.
+        progress: called about ten times a second.
+        backend, policy: objects in the place of those that ``config`` names.
+        plugins: further observers of the engine.
+        installed: plugins loaded already.
+        origins: where the config's values come from.
+
+    Raises:
+        WorkloadError: the workload is empty, or an argument is out of its range.
+        ConfigError, PluginError, BackendError: the engine cannot be made.
+        PolicyError: the policy broke a rule, and the config says to raise.
+    """
+    if not workload.rows:
+        raise WorkloadError(f"workload {workload.name!r} has no requests: there is nothing to run")
+    for name, limit in (("max_steps", max_steps), ("max_seconds", max_seconds)):
+        if limit is not None and not limit > 0:
+            raise WorkloadError(f"{name} must be above 0, not {limit!r}; leave it out to run to the end")
+    rule = describe_declared(declared, workload)
+    recorder = Recorder()
+    engine = Engine(
+        config, backend=backend, policy=policy, plugins=[*plugins, recorder], origins=origins, installed=installed
+    )
+    with engine:
+        name = arm if arm is not None else engine.policy_name
+        capacity, limits = engine.capacity, engine.limits
+        start_ns = recorder.start(engine.clock)
+        coming = offers(
+            workload,
+            capacity.vocab_size,
+            min(limits.max_model_len or capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1),
+            declared,
+            seed=seed,
+            start_ns=start_ns,
+            respect_eos=respect_eos,
+        )
+        drive = _Drive(engine, recorder, coming, len(workload), name, progress)
+        stopped = drive.run(max_steps, None if max_seconds is None else start_ns + round(max_seconds * 1e9))
+        duration_ns = engine.clock.now_ns() - start_ns
+        drive.offer_rest()
+        return RunRecord(
+            arm=name,
+            policy=engine.policy_name,
+            backend=engine.backend.name,
+            settings=dict(engine.effective.values),
+            limits=Limits(
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_num_residents=limits.max_num_residents,
+                max_model_len=limits.max_model_len,
+                num_blocks=capacity.num_blocks,
+                block_size=capacity.block_size,
+            ),
+            workload=_about(workload),
+            declared_max_tokens=rule,
+            virtual_time=isinstance(engine.clock, VirtualClock),
+            requests=recorder.finish(interrupted=stopped == "interrupted"),
+            offered=recorder.offered,
+            steps=recorder.steps,
+            batches=recorder.batches,
+            events=recorder.events,
+            duration_ns=duration_ns,
+            stopped=stopped,
+        )
+
+
+class _Drive:
+    """The loop of one run."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        recorder: Recorder,
+        coming: Iterator[Offer],
+        total: int,
+        arm: str,
+        progress: Progress | None,
+    ) -> None:
+        self._engine = engine
+        self._recorder = recorder
+        self._coming = coming
+        self._next = next(coming, None)
+        self._total = total
+        self._arm = arm
+        self._progress = progress
+
+    def run(self, max_steps: int | None, until_ns: int | None) -> str | None:
+        """To the end, or why it stopped before."""
+        engine, clock = self._engine, self._engine.clock
+        num_steps = 0
+        told = 0.0
+        try:
+            while True:
+                now = clock.now_ns()
+                if until_ns is not None and now >= until_ns:
+                    return "max_seconds"
+                while self._next is not None and self._next.request.arrival_ns <= now:
+                    self._add(self._next)
+                    self._next = next(self._coming, None)
+                if engine.has_unfinished():
+                    if num_steps == max_steps:
+                        return "max_steps"
+                    engine.advance()
+                    num_steps += 1
+                elif self._next is None:
+                    return None
+                else:
+                    arrival = self._next.request.arrival_ns
+                    clock.wait_until_ns(arrival if until_ns is None else min(arrival, until_ns))
+                if self._progress is not None and time.perf_counter() - told > _PROGRESS_S:
+                    told = time.perf_counter()
+                    self._progress(self._arm, self._recorder.num_ended, self._total)
+        except KeyboardInterrupt:
+            return "interrupted"
+        finally:
+            if self._progress is not None:
+                self._progress(self._arm, self._recorder.num_ended, self._total)
+
+    def offer_rest(self) -> None:
+        """Put what never arrived into the records: it was asked for, and is unfinished."""
+        while self._next is not None:
+            self._recorder.offer(self._next)
+            self._next = next(self._coming, None)
+
+    def _add(self, offer: Offer) -> None:
+        self._recorder.offer(offer)
+        try:
+            self._engine.add_request(offer.request, num_output_tokens=offer.num_output_tokens)
+        except RequestError as error:
+            self._recorder.refuse(offer.request, error)
+
+
+def _about(workload: Workload) -> dict[str, Any]:
+    return {
+        "name": workload.name,
+        "source": workload.source,
+        "hash": workload.hash,
+        "speedup": workload.speedup,
+        "num_requests": len(workload),
+    }
