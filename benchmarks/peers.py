@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from batchwright import Limits, Request, SamplingParams, Scheduler
-from batchwright.effective import effective_settings
 from batchwright.config import EngineConfig
+from batchwright.effective import effective_settings
 from batchwright.resolve import resolve_policy
 
 FOREVER = 10**9

@@ -24,36 +24,49 @@ from peers import Nano, Ours, Peer, nano_missing
 Make = Callable[[int, int, int, int], Peer]
 
 
-def decodes(make: Make, num_requests: int, block_size: int) -> Callable[[], float]:
-    """A running batch of decodes; each call times some steps and gives µs a request a step."""
+class Row:
+    """Something to time: ``prepare`` (not timed), then ``work``; ``divisor`` nanoseconds make one of its unit."""
+
+    def __init__(self, prepare: Callable[[], None], work: Callable[[], None], divisor: float) -> None:
+        self.prepare, self.work, self.divisor = prepare, work, divisor
+
+    def run(self) -> float:
+        """Time it once."""
+        self.prepare()
+        gc.collect()
+        gc.disable()
+        try:
+            start = time.perf_counter_ns()
+            self.work()
+            return (time.perf_counter_ns() - start) / self.divisor
+        finally:
+            gc.enable()
+
+
+def decodes(make: Make, num_requests: int, block_size: int) -> Row:
+    """A running batch of decodes; µs a request a step."""
     steps = max(4, 2048 // num_requests)
-    per_request = -(-(200 + 64 * steps * 16) // block_size) + 2
+    length = 64 * steps * 16
+    per_request = -(-(200 + length) // block_size) + 2
     peer = make(per_request * num_requests, block_size, num_requests, num_requests * 400)
     rng = random.Random(1)
     for i in range(num_requests):
-        peer.add([rng.randrange(50_000) for _ in range(100 + i % 64)], 64 * steps * 16)
+        peer.add([rng.randrange(50_000) for _ in range(100 + i % 64)], length)
     while (n := peer.schedule()) != num_requests:
         peer.update([1] * n)
     peer.update([1] * n)
     tokens = [7] * num_requests
 
-    def run() -> float:
-        gc.collect()
-        gc.disable()
-        try:
-            start = time.perf_counter_ns()
-            for _ in range(steps):
-                n = peer.schedule()
-                assert n == num_requests, f"{peer.name}: a batch of {n}, expected {num_requests}"
-                peer.update(tokens)
-            return (time.perf_counter_ns() - start) / 1e3 / steps / num_requests
-        finally:
-            gc.enable()
+    def work() -> None:
+        for _ in range(steps):
+            n = peer.schedule()
+            assert n == num_requests, f"{peer.name}: a batch of {n}, expected {num_requests}"
+            peer.update(tokens)
 
-    return run
+    return Row(lambda: None, work, 1e3 * steps * num_requests)
 
 
-def cached_prompt(make: Make, num_blocks: int, behind: int) -> Callable[[], float]:
+def cached_prompt(make: Make, num_blocks: int, behind: int) -> Row:
     """A 4096-token prompt whose 255 cached blocks of 16 lie in a free list of ``num_blocks``; ms of its admission.
 
     Args:
@@ -64,59 +77,49 @@ def cached_prompt(make: Make, num_blocks: int, behind: int) -> Callable[[], floa
     peer = make(num_blocks, 16, 16, 8192)
     rng = random.Random(2)
     prompt = [rng.randrange(50_000) for _ in range(4096)]
-
     cold = [rng.randrange(50_000) for _ in range(4096)]
 
-    def churn(count: int) -> None:
-        """Take blocks from the head of the free list and put them at its end."""
-        while count > 0:
-            size = min(count, 500)
-            peer.add([rng.randrange(50_000) for _ in range(size * 16 - 1)], 1)
-            n = peer.schedule()
-            assert n == 1
-            peer.update([1])
-            count -= size
-
-    peer.add(prompt, 1)
-    assert peer.schedule() == 1
-    peer.update([1])  # ended: its 256 blocks are free, and cached
-
-    def run() -> float:
-        # The hits were put at the end of the list; bring them to where they are wanted.
-        churn(num_blocks - 256 - behind - 256)
-        gc.collect()
-        gc.disable()
-        peer.add(cold, 1)  # an admission like it before: a scheduler at work, not one just woken
+    def one(tokens: list[int]) -> None:
+        peer.add(tokens, 1)
         assert peer.schedule() == 1
         peer.update([1])
+
+    def prepare() -> None:
+        """Bring the hits from the end of the free list, where the last run left them, to where they are wanted."""
+        if first:
+            first.clear()
+            one(prompt)
+        else:
+            peer.update([1])
+        count = num_blocks - 256 - behind - 256
+        while count > 0:  # take blocks from the head of the free list and put them at its end
+            size = min(count, 500)
+            one([rng.randrange(50_000) for _ in range(size * 16 - 1)])
+            count -= size
+        one(cold)  # an admission like it before: a scheduler at work, not one just woken
         peer.add(prompt, 1)
-        try:
-            start = time.perf_counter_ns()
-            n = peer.schedule()
-            took = (time.perf_counter_ns() - start) / 1e6
-            assert n == 1
-        finally:
-            gc.enable()
-        peer.update([1])
-        return took
 
-    return run
+    def work() -> None:
+        assert peer.schedule() == 1
+
+    first = [True]
+    return Row(prepare, work, 1e6)
 
 
-def measure(rows: list[tuple[str, str, dict[str, Callable[[], float]]]], rounds: int) -> list[dict[str, Any]]:
+def measure(rows: list[tuple[str, str, dict[str, Row]]], rounds: int) -> list[dict[str, Any]]:
     out = []
     for label, unit, runs in rows:
         times: dict[str, list[float]] = {name: [] for name in runs}
-        for run in runs.values():
-            run()  # warm-up
+        for row in runs.values():
+            row.run()  # warm-up
         for _ in range(rounds):
-            for name, run in runs.items():
-                times[name].append(run())
+            for name, row in runs.items():
+                times[name].append(row.run())
         medians = {name: statistics.median(values) for name, values in times.items()}
         out.append({"row": label, "unit": unit, "medians": medians})
         nano = medians.get("nano-vllm")
         cells = [
-            f"{name} {value:.3f}" + (f" ({value / nano:.2f}×)" if nano and name != "nano-vllm" else "")
+            f"{name} {value:.3f}" + (f" ({value / nano:.2f}x)" if nano and name != "nano-vllm" else "")
             for name, value in medians.items()
         ]
         print(f"{label:<44} {unit:<6} " + " | ".join(cells), flush=True)
@@ -127,9 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument(
-        "--policies", nargs="+", default=["prefill_first", "vllm_v1", "stall_free:chunk_size=1000000"]
-    )
+    parser.add_argument("--policies", nargs="+", default=["prefill_first", "vllm_v1", "stall_free:chunk_size=1000000"])
     parser.add_argument("--decodes", nargs="*", type=int, default=[64, 256, 1024])
     args = parser.parse_args()
     makes: dict[str, Make] = {}
@@ -140,7 +141,7 @@ def main() -> None:
         print(f"nano-vllm left out: {missing}", file=sys.stderr)
     else:
         makes["nano-vllm"] = Nano
-    rows: list[tuple[str, str, dict[str, Callable[[], float]]]] = []
+    rows: list[tuple[str, str, dict[str, Row]]] = []
     for block_size in (16, 256):
         for n in args.decodes:
             runs = {name: decodes(make, n, block_size) for name, make in makes.items()}

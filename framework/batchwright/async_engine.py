@@ -33,7 +33,8 @@ class AsyncEngine:
         """Takes an engine that nobody else steps."""
         self.engine = engine
         self._queues: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
-        self._work: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self._work: list[tuple[Callable[[], Any], asyncio.Future[Any] | None]] = []
+        self._failed: BaseException | None = None
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batchwright-engine")
         self._task: asyncio.Task[None] | None = None
@@ -74,14 +75,18 @@ class AsyncEngine:
             )
         queue: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
 
+        added = finished = False
+
         def add() -> None:
-            request.arrival_ns = self.engine.clock.now_ns()
+            nonlocal added
+            if request.arrival_index < 0:  # a new one: of one that runs already nothing is touched
+                request.arrival_ns = self.engine.clock.now_ns()
             self.engine.add_request(request, prompt=text)
             self._queues[request.request_id] = queue
+            added = True
 
-        await self._between_steps(add)
-        finished = False
         try:
+            await self._between_steps(add)
             while not finished:
                 output = await queue.get()
                 if isinstance(output, BaseException):
@@ -90,9 +95,10 @@ class AsyncEngine:
                 finished = output.finished
                 yield output
         finally:
-            self._queues.pop(request.request_id, None)
-            if not finished:  # the caller went away
-                self._work.append((lambda: self._abort(request.request_id), asyncio.get_running_loop().create_future()))
+            if added:
+                self._queues.pop(request.request_id, None)
+            if added and not finished:  # the caller went away
+                self._work.append((lambda: self._abort(request.request_id), None))
                 self._wake.set()
 
     async def abort(self, request_id: str) -> None:
@@ -122,13 +128,16 @@ class AsyncEngine:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.close)
         self._thread.shutdown()
 
+    def _stopped(self) -> BatchwrightError:
+        return BatchwrightError(f"the engine stopped: {self._failed}")
+
     def _abort(self, request_id: str) -> None:
         with contextlib.suppress(UnknownRequestError):  # it finished in the meantime
             self.engine.abort(request_id)
 
     async def _between_steps(self, function: Callable[[], Any]) -> Any:
-        if self._closed:
-            raise BatchwrightError("the engine is closed")
+        if self._closed or self._failed is not None:
+            raise BatchwrightError("the engine is closed") if self._closed else self._stopped()
         loop = asyncio.get_running_loop()
         if self._task is None:
             self._task = loop.create_task(self._loop())
@@ -150,10 +159,9 @@ class AsyncEngine:
                 continue
             try:
                 outputs = await loop.run_in_executor(self._thread, self.engine.step)
-            except Exception as error:  # a PolicyError, say: everybody who waits is told, and the loop ends
-                self._closed = True
+            except Exception as error:  # a PolicyError, say: everybody who waits is told, and nothing runs any more
+                self._failed = error
                 self._fail(error)
-                self._do_work()
                 return
             for output in outputs:
                 queue = self._queues.get(output.request_id)
@@ -163,16 +171,19 @@ class AsyncEngine:
     def _do_work(self) -> None:
         work, self._work = self._work, []
         for function, future in work:
-            try:
-                result = function()
-            except Exception as error:
-                if not future.cancelled():
+            if future is None:
+                function()
+            elif not future.cancelled():  # nobody waits for it any more
+                try:
+                    future.set_result(function())
+                except Exception as error:
                     future.set_exception(error)
-            else:
-                if not future.cancelled():
-                    future.set_result(result)
 
     def _fail(self, error: BaseException) -> None:
         for queue in self._queues.values():
             queue.put_nowait(error)
         self._queues.clear()
+        work, self._work = self._work, []
+        for _, future in work:
+            if future is not None and not future.cancelled():
+                future.set_exception(error)

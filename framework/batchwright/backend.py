@@ -135,11 +135,13 @@ class Backend(ABC):
         name: as a user would write it, such as ``sim:llama-3.1-8b@h100``.
         tokenizer: None where there is no text, as in a simulator.
         clock: where the engine reads time and waits for arrivals.
+        notes: what a reader of results should know, in sentences (a GPU whose constants are not calibrated, say).
     """
 
     name: str
     tokenizer: Tokenizer | None = None
     clock: Clock
+    notes: Sequence[str] = ()
 
     @abstractmethod
     def capacity(self) -> Capacity:

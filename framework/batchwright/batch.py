@@ -133,10 +133,23 @@ class Batch:
         return self.block_tables[rows, block].astype(np.int64) * self.block_size + offset
 
     @cached_property
+    def _sampling_requests(self) -> list[Request]:
+        return [r for r, s in zip(self._requests, self.samples.tolist(), strict=True) if s]
+
+    @cached_property
+    def seeds(self) -> NDArray[np.uint64]:
+        """uint64[m]: as in ``sampling``, for a backend that needs no more of it."""
+        return np.array([r._seed for r in self._sampling_requests], dtype=np.uint64)
+
+    @cached_property
+    def output_indices(self) -> NDArray[np.int64]:
+        """int64[m]: as in ``sampling``, for a backend that needs no more of it."""
+        return np.array([r.num_tokens - r.num_prompt_tokens for r in self._sampling_requests], dtype=np.int64)
+
+    @cached_property
     def sampling(self) -> SamplingArrays:
         """Sampling parameters of the rows of ``samples``."""
-        rows = [r for r, s in zip(self._requests, self.samples.tolist(), strict=True) if s]
-        params = [r.sampling_params for r in rows]
+        params = [r.sampling_params for r in self._sampling_requests]
 
         def column(values: list[Any], dtype: type) -> NDArray[Any]:
             return np.array(values, dtype=dtype)
@@ -146,8 +159,8 @@ class Batch:
             top_k=column([p.top_k or 0 for p in params], np.int32),
             top_p=column([p.top_p for p in params], np.float32),
             min_p=column([p.min_p for p in params], np.float32),
-            seed=column([r._seed for r in rows], np.uint64),
-            output_index=column([r.num_output_tokens for r in rows], np.int64),
+            seed=self.seeds,
+            output_index=self.output_indices,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from batchwright.block_manager import UNSHARED
 from batchwright.errors import PolicyError
 from batchwright.queues import put_first
 from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING, Request
@@ -72,7 +73,7 @@ class BatchBuilder:
                     step._fresh[request] = blocks.register(request, request.num_tokens)
         for request in everybody:
             request.num_scheduled = 1
-        step.batch = everybody
+        step.batch.extend(everybody)
         step.num_decodes = n
         if rules.counts_decodes:
             step.budget -= n
@@ -80,7 +81,7 @@ class BatchBuilder:
 
     def _offer_each(self, step: Step, rules: Rules, offers: Iterable[Request]) -> None:
         """A sequence of offers. Decodes that need nothing go in at once."""
-        own = offers is step.running or offers is step._decodes or offers is step._prefilling
+        own = offers is not None and (offers is step.running or offers is step._decodes or offers is step._prefilling)
         counts, most, early, size = (
             rules.counts_decodes,
             self._state.limits.max_num_seqs,
@@ -276,9 +277,9 @@ class BatchBuilder:
                 step.num_residents -= 1
             elif request in step._grown:
                 blocks.take_back(request, step._grown[request])
-            if request._num_registered * blocks.block_size > request.num_computed:
+            if request.num_computed < request._num_registered * blocks.block_size < UNSHARED:
                 request._num_registered = request.num_computed // blocks.block_size
-        step.batch = []
+        step.batch.clear()
         step._admitted.clear()
         step._grown.clear()
         step.num_prefill_tokens = step.num_decodes = 0

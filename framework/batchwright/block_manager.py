@@ -19,6 +19,8 @@ from batchwright.request import RESIDENT, Request
 
 _LOG_LIMIT = 8192
 _TOKEN_BYTES = array("i").itemsize
+UNSHARED = 2**62
+"""Number of registered blocks of a request whose hash collided: more than it can have, so it registers no more."""
 _STRIDE = 256
 """Blocks that a look-up takes at once, after the first: few enough to stop early, many enough to be fast."""
 
@@ -220,34 +222,47 @@ class BlockManager:
             return []
         size, hashes = self.block_size, request._hashes
         first, last = request._num_registered, num_tokens // size
-        if first == last:
+        if first >= last:
             return []
         request._num_registered = last
         tokens = request._tokens[first * size : last * size].tobytes()
-        self._hash(request, tokens, first)
-        step = size * _TOKEN_BYTES
         prefix = hashes[first - 1] if first else 0
+        if last - first == 1:  # a decode that filled its block: the one case that runs in every step
+            if len(hashes) == first:
+                hashes.append(xxh3_64_intdigest(tokens, prefix))
+            block = request.block_table[first]
+            if self._enter(block, hashes[first], prefix, tokens):
+                return [block]
+            request._num_registered = UNSHARED
+            return []
+        self._hash(request, tokens, first)
         new = []
-        for index in range(first, last):
+        for index, (mine,) in zip(range(first, last), self._split(tokens), strict=True):
             digest, block = hashes[index], request.block_table[index]
-            mine = tokens[(index - first) * step : (index - first + 1) * step]
-            answering = self._answering.get(digest)
-            if answering is None:
-                self._answering[digest] = block
-                self._num_added += 1
-            elif self._tokens_of[answering] != mine or self._prefix_of[answering] != prefix:
-                prefix = digest
-                continue  # another prefix of the same hash: it keeps its place, and this block is not shared
-            elif self._newest:
-                self._others.setdefault(digest, {})[answering] = None
-                self._answering[digest] = block
-                self._changed(digest)
-            else:
-                self._others.setdefault(digest, {})[block] = None
-            self._hash_of[block], self._prefix_of[block], self._tokens_of[block] = digest, prefix, mine
+            if not self._enter(block, digest, prefix, mine):
+                request._num_registered = UNSHARED
+                break
             new.append(block)
             prefix = digest
         return new
+
+    def _enter(self, block: int, digest: int, prefix: int, tokens: bytes) -> bool:
+        """Make a block answer look-ups, or stand behind the one that does."""
+        answering = self._answering.setdefault(digest, block)
+        if answering == block:
+            self._num_added += 1
+        elif self._tokens_of[answering] != tokens or self._prefix_of[answering] != prefix:
+            return False  # another prefix has this hash and keeps it: neither this block nor what follows is shared
+        elif self._newest:
+            self._others.setdefault(digest, {})[answering] = None
+            self._answering[digest] = block
+            self._changed(digest)
+        else:
+            self._others.setdefault(digest, {})[block] = None
+        self._hash_of[block] = digest
+        self._prefix_of[block] = prefix
+        self._tokens_of[block] = tokens
+        return True
 
     def unregister(self, block: int) -> None:
         """Forget the cached content of a block; another block with that content answers from now on."""

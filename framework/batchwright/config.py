@@ -88,7 +88,7 @@ class EngineConfig(BaseModel):
     )
     no_plugins: list[str] = Field(default_factory=list, description="Installed plugins that are not loaded, by name.")
     detectors: DetectorConfig = Field(default_factory=DetectorConfig, description="Thrash and starvation.")
-    seed: int = Field(default=0, ge=0, description="Of everything drawn by chance.")
+    seed: int = Field(default=0, ge=0, lt=2**64, description="Of everything drawn by chance.")
 
     @field_validator("policy")
     @classmethod

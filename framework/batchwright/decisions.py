@@ -17,6 +17,7 @@ from batchwright import hookspecs
 from batchwright.active_policy import ActivePolicy
 from batchwright.errors import PluginError
 from batchwright.hookspecs import DECISIONS, OBSERVERS
+from batchwright.neutral import Neutral
 from batchwright.plugin_checks import check_plugin
 
 _ARGUMENTS = {
@@ -34,6 +35,8 @@ _ARGUMENTS = {
     "policy_attached": ("step",),
 }
 
+_NEUTRAL = "the core"
+
 Decision = Callable[..., Any]
 Observer = tuple[Callable[..., Any], str]
 
@@ -43,6 +46,7 @@ class Decisions:
 
     Attributes:
         policy: the active policy.
+        neutral: what answers where no plugin does.
         admission, chunking, reservation, preemption, arrival: what to call, or None where nobody implements it.
         step_started, step_finished, request_arrived, request_admitted, request_preempted, request_finished: pairs of a
             callable and the name of its plugin.
@@ -61,13 +65,12 @@ class Decisions:
     request_finished: tuple[Observer, ...]
     policy_attached: tuple[Observer, ...]
 
-    def __init__(self, policy: ActivePolicy) -> None:
-        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
-        self._manager.add_hookspecs(hookspecs)
+    def __init__(self, policy: ActivePolicy, neutral: Neutral) -> None:
+        """Takes the active policy, and what answers where it does not."""
+        self.neutral = neutral
+        self._plugins: dict[str, object] = {}
         self._who: dict[str, str] = {}
-        self.policy = policy
-        self._attach(policy)
-        self.bind()
+        self._build(policy, {})
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add a plugin's decision and observer hooks.
@@ -77,25 +80,29 @@ class Decisions:
         """
         name = name if name is not None else _name_of(plugin)
         check_plugin(plugin, name)
-        if self._manager.has_plugin(name) or self._manager.is_registered(plugin):
+        if name in self._plugins or any(plugin is p for p in self._plugins.values()):
             raise PluginError(f"plugin {name!r} is registered twice; give one of the two another name")
-        self._manager.register(plugin, name)
-        self.bind()
+        self._build(self.policy, {**self._plugins, name: plugin})
 
     def swap_policy(self, policy: ActivePolicy) -> None:
-        """Put another policy in the place of the active one."""
-        others = [(n, p) for n, p in self._manager.list_name_plugin() if n not in self.policy.parts]
-        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
-        self._manager.add_hookspecs(hookspecs)
-        self.policy = policy
-        self._attach(policy)
-        for name, plugin in others:
-            self._manager.register(plugin, name)
-        self.bind()
+        """Put another policy in the place of the active one.
 
-    def _attach(self, policy: ActivePolicy) -> None:
-        for name, part in policy.parts.items():
-            self._manager.register(part, name)
+        Raises:
+            PluginError: it has the name of a registered plugin; nothing was changed.
+        """
+        self._build(policy, self._plugins)
+
+    def _build(self, policy: ActivePolicy, plugins: dict[str, object]) -> None:
+        """A manager with the policy and plugins, bound; a fault leaves everything as it was."""
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        manager.register(self.neutral, _NEUTRAL)  # the first registered is asked last
+        for name, plugin in (*policy.parts.items(), *plugins.items()):
+            if manager.has_plugin(name):
+                raise PluginError(f"a plugin and a policy are both named {name!r}; give one of the two another name")
+            manager.register(plugin, name)
+        self._manager, self.policy, self._plugins = manager, policy, plugins
+        self.bind()
 
     def who(self, hook: str) -> str:
         """Name of the plugin that decided last, for errors."""
@@ -112,7 +119,8 @@ class Decisions:
 
     def _bind_decision(self, hook: str) -> Decision | None:
         caller = getattr(self._manager.hook, hook)
-        calls = list(reversed(caller.get_hookimpls()))
+        everybody = list(reversed(caller.get_hookimpls()))
+        calls = [i for i in everybody if i.plugin_name != _NEUTRAL]  # the core gives those answers itself, faster
         if not calls:
             return None
         self._who[hook] = calls[0].plugin_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappop, heappush
 from typing import Any
 
 from batchwright.backend import StepResult
@@ -11,16 +12,18 @@ from batchwright.hookspecs import hookimpl
 from batchwright.request import Request
 from batchwright.step import Step
 
+_FEWEST_STEPS = 20
+
 
 class Detectors:
     """Watches one engine.
 
     Thrash: more than a share of the tokens of the last steps was recomputed. It is reported when it begins, and again
-    after a whole window without it.
+    after a whole window without it. A run shorter than the window is judged from its 20th step on.
 
     Starvation: a waiting request was passed over by so many admissions of younger ones, or waits too long. Watched is
-    the oldest waiting request that was not reported yet: whoever starves becomes the oldest, so this finds all, and
-    costs O(1) a step.
+    the oldest waiting request that was not reported yet: whoever starves becomes the oldest, so this finds all, at
+    O(log waiting) for each arrival.
     """
 
     name = "detectors"
@@ -30,14 +33,26 @@ class Detectors:
         self._window: deque[tuple[int, int]] = deque()  # (tokens, recomputed) of each step
         self._tokens = self._recomputed = 0
         self._quiet_until = -1
-        self._waiting: deque[Request] = deque()  # in order of arrival; those gone are dropped at the head
+        self._waiting: list[tuple[int, Request]] = []  # a heap by arrival; those gone are dropped when they come up
+        self._reported: set[Request] = set()
         self._oldest: Request | None = None
         self._passes = 0
 
     @hookimpl
     def request_arrived(self, request: Request) -> None:
         """Watch it too."""
-        self._waiting.append(request)
+        heappush(self._waiting, (request.arrival_index, request))
+
+    @hookimpl
+    def request_preempted(self, victim: Request) -> None:
+        """It waits again."""
+        if victim not in self._reported:
+            heappush(self._waiting, (victim.arrival_index, victim))
+
+    @hookimpl
+    def request_finished(self, request: Request) -> None:
+        """Forget it."""
+        self._reported.discard(request)
 
     @hookimpl
     def request_admitted(self, step: Step, request: Request) -> None:
@@ -46,7 +61,7 @@ class Detectors:
         if oldest is not None and request.arrival_index > oldest.arrival_index:
             self._passes += 1
 
-    @hookimpl
+    @hookimpl(tryfirst=True)  # so that other observers of the step see what was found
     def step_finished(self, step: Step, result: StepResult) -> None:
         """Look at the step."""
         self._look_for_thrash(step)
@@ -59,15 +74,15 @@ class Detectors:
             self._report(
                 step, "starvation", request_id=oldest.request_id, num_passes=self._passes, waited_s=round(waited_s, 9)
             )
-            self._waiting.popleft()  # once is enough; the next oldest is watched from here on
+            self._reported.add(oldest)  # once is enough; the next oldest is watched from here on
+            heappop(self._waiting)
 
     def _watch(self) -> Request | None:
         """The oldest request that still waits and was not reported."""
         waiting = self._waiting
-        # An evicted request waits again, and is watched as what it is: no newcomer.
-        while waiting and not (waiting[0].is_waiting and waiting[0].first_scheduled_ns is None):
-            waiting.popleft()
-        oldest = waiting[0] if waiting else None
+        while waiting and not waiting[0][1].is_waiting:
+            heappop(waiting)
+        oldest = waiting[0][1] if waiting else None
         if oldest is not self._oldest:
             self._oldest, self._passes = oldest, 0
         return oldest
@@ -82,8 +97,8 @@ class Detectors:
             self._tokens -= old[0]
             self._recomputed -= old[1]
         share = self._recomputed / self._tokens if self._tokens else 0.0
-        full = len(self._window) == self._config.thrash_steps
-        if full and share > self._config.thrash_share:
+        enough = len(self._window) >= min(_FEWEST_STEPS, self._config.thrash_steps)
+        if enough and share > self._config.thrash_share:
             if step.index >= self._quiet_until:
                 self._report(step, "thrash", recomputed_share=round(share, 6), num_steps=len(self._window))
             self._quiet_until = step.index + self._config.thrash_steps

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pydantic import BaseModel
 
 from batchwright.active_policy import ActivePolicy
-from batchwright.config import EngineConfig, PrefixCacheConfig, field_names
+from batchwright.config import EngineConfig, field_names
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.limits import Limits
 from batchwright.prefix_cache import PrefixCache
+
+_LIMITS = tuple(f.name for f in fields(Limits))
 
 
 @dataclass
@@ -54,22 +56,21 @@ def effective_settings(
         values[name] = value
         sources[name] = (origins or {}).get(name, "config") if is_set else "default"
     asked = Limits(config.max_num_seqs, config.max_num_batched_tokens, config.max_num_residents, config.max_model_len)
+    possible = [n for n in values if n in _LIMITS or n.startswith("prefix_cache.")]
     for name, value in policy.defaults(asked).items():
-        if name not in values:
+        if name not in possible:
             raise ConfigError(
-                f"policy {policy.name!r} declares a default for {name!r}, which is no setting; "
-                f"{did_you_mean(name, values)}"
+                f"policy {policy.name!r} declares a default for {name!r}: policies have a say in limits and in the "
+                f"prefix cache only; {did_you_mean(name, possible)}"
             )
         if sources[name] == "default":
             values[name], sources[name] = value, f"policy {policy.name}"
     values["policy"] = policy.describe()
-    limits = Limits(
-        *(values[n] for n in ("max_num_seqs", "max_num_batched_tokens", "max_num_residents", "max_model_len"))
-    )
-    cache = PrefixCacheConfig.model_validate(
-        {n.removeprefix("prefix_cache."): v for n, v in values.items() if n.startswith("prefix_cache.")}
-    )
-    return Effective(limits, PrefixCache(**cache.model_dump()), values, sources)
+    cache = {n.removeprefix("prefix_cache."): v for n, v in values.items() if n.startswith("prefix_cache.")}
+    try:
+        return Effective(Limits(**{n: values[n] for n in _LIMITS}), PrefixCache(**cache), values, sources)
+    except ConfigError as error:  # the config's own values were checked before
+        raise ConfigError(f"a default of policy {policy.name!r} cannot be: {error}") from None
 
 
 def _read(model: BaseModel, path: list[str]) -> tuple[Any, bool]:

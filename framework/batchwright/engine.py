@@ -15,7 +15,7 @@ from batchwright.outputs import OutputText, RequestOutput, make_output
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
 from batchwright.request import Request
-from batchwright.resolve import resolve_policy
+from batchwright.resolve import default_policy, resolve_policy
 from batchwright.scheduler import Scheduler
 from batchwright.step import Step
 
@@ -66,7 +66,7 @@ class Engine:
         active = resolve_policy(policy if policy is not None else config.policy, self.plugins)
         self.effective: Effective = effective_settings(config, active, origins)
         listed = [self.plugins.active(name) for name in config.plugins]
-        self.backend = backend if backend is not None else make_backend(config, self.plugins)
+        self.backend = backend if backend is not None else make_backend(config, self.effective.limits, self.plugins)
         try:
             self.capacity: Capacity = self.backend.capacity()
             self.limits: Limits = self._narrow(self.effective.limits)
@@ -83,6 +83,7 @@ class Engine:
                 on_policy_error=config.on_policy_error,
                 plugins=[Detectors(config.detectors), *listed, *plugins],
                 predict_s=self.backend.predict_s if self.backend.predicts else None,
+                default=lambda: default_policy(self.plugins),
             )
         except BaseException:
             self.backend.close()
@@ -141,7 +142,7 @@ class Engine:
             InfeasibleRequestError: it could never fit; with its numbers.
             RefusedRequestError: the policy refused it.
         """
-        stop = tuple(request.sampling_params.stop)
+        stop = tuple(request.sampling_params.stop or ())
         tokenizer = self.backend.tokenizer
         if stop and tokenizer is None:
             raise InvalidRequestError(
@@ -149,13 +150,8 @@ class Engine:
                 "use stop_token_ids"
             )
         text = OutputText(tokenizer.decoder(), stop) if tokenizer is not None else None
-        if stop and text is not None:
-            request._stop_check = text.push
-        try:
-            self.scheduler.add(request, num_output_tokens=num_output_tokens)
-        except BaseException:
-            request._stop_check = None
-            raise
+        check = text.push if stop and text is not None else None
+        self.scheduler.add(request, num_output_tokens=num_output_tokens, stop_check=check)
         if text is not None:
             self._texts[request.request_id] = text
         if prompt is not None:
@@ -173,31 +169,35 @@ class Engine:
         scheduler, backend = self.scheduler, self.backend
         if not scheduler.has_unfinished():
             return None
-        batch = scheduler.schedule(self.clock.now_ns())
+        try:
+            batch = scheduler.schedule(self.clock.now_ns())
+        except BaseException:  # a PolicyError, say: its evictions stay
+            self._release(scheduler.step)
+            raise
         if not len(batch):
             step = scheduler.update(batch, (), self.clock.now_ns())
         else:
             try:
                 result = backend.execute(batch)
+                step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed)
+                self._failures = 0
             except Exception as error:
                 step = self._backend_failed(batch, error)
             except BaseException:  # interrupted: nothing was lost, the batch can be computed again
-                scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns())
+                self._release(scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns()))
                 raise
-            else:
-                self._failures = 0
-                step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed)
-        if step.finished or step.preempted:
-            backend.release([r.request_id for r in (*step.finished, *step.preempted)])
+        self._release(step)
         return step
+
+    def _release(self, step: Step) -> None:
+        if step.finished or step.preempted:
+            self.backend.release([r.request_id for r in (*step.finished, *step.preempted)])
 
     def _backend_failed(self, batch: Any, error: Exception) -> Step:
         self._failures += 1
         retry = self.config.on_backend_error == "retry" and self._failures <= MAX_RETRIES
         what = f"the backend failed: {type(error).__name__}: {error}"
-        step = self.scheduler.fail(batch, what, retry=retry, now=self.clock.now_ns())
-        step.events.append({"step": step.index, "kind": "backend_fault", "error": what, "retried": retry})
-        return step
+        return self.scheduler.fail(batch, what, retry=retry, now=self.clock.now_ns())
 
     def step(self) -> list[RequestOutput]:
         """One step; what it brought, for each request that got a token or ended, in batch order."""
@@ -207,8 +207,8 @@ class Engine:
         outputs = []
         for request in step.sampled:
             text = self._texts.get(request.request_id)
-            if text is not None and request._stop_check is None:
-                text.push(request._tokens[-1])
+            if text is not None and request._stop_check is None and request.finish_reason != "stop":
+                text.push(request._tokens[-1])  # the text of a stop token is no output
             outputs.append(make_output(request, self._prompts.get(request.request_id), text, 1))
         got = set(step.sampled) if step.finished else set()
         for request in step.finished:
@@ -258,8 +258,8 @@ class Engine:
         self.close()
 
 
-def make_backend(config: EngineConfig, plugins: Plugins) -> Backend:
-    """The backend a config names.
+def make_backend(config: EngineConfig, limits: Limits, plugins: Plugins) -> Backend:
+    """The backend a config names, made for these limits.
 
     Raises:
         ConfigError: there is none of that name, or an option of it is wrong.
@@ -270,9 +270,9 @@ def make_backend(config: EngineConfig, plugins: Plugins) -> Backend:
         target=target,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         seed=config.seed,
         options=config.backend_options,
     )

@@ -12,7 +12,6 @@ from typing import Any
 from batchwright import hookspecs
 from batchwright.errors import PluginError, did_you_mean
 from batchwright.hookspecs import HOOKS, PROJECT
-from batchwright.policy import Policy
 from batchwright.request import Request
 
 _RETURNS: dict[str, tuple[type, ...]] = {
@@ -44,16 +43,25 @@ def check_plugin(plugin: object, name: str) -> None:
     marked = dict(hook_methods(plugin))
     for hook, function in marked.items():
         where = f"plugin {name!r} ({function.__module__}), hook {hook!r}"
-        specname = getattr(function, f"{PROJECT}_impl").get("specname") or hook
-        if specname not in HOOKS:
-            raise PluginError(f"{where}: there is no such hook; {did_you_mean(specname, HOOKS)}")
-        _check_arguments(function, getattr(hookspecs, specname), where)
-        _check_annotations(function, specname, where)
-    for hook in HOOKS if isinstance(plugin, Policy) else ():
-        if hook not in marked and callable(getattr(plugin, hook, None)):
+        if getattr(function, f"{PROJECT}_impl").get("specname"):
+            raise PluginError(f"{where}: specname is not supported; give the method the hook's name")
+        if hook not in HOOKS:
+            raise PluginError(f"{where}: there is no such hook; {did_you_mean(hook, HOOKS)}")
+        _check_arguments(function, getattr(hookspecs, hook), where)
+        _check_annotations(function, hook, where)
+    for hook in HOOKS:
+        if hook not in marked and _is_own_function(plugin, hook):
             raise PluginError(
-                f"plugin {name!r}, method {hook!r}: it is named like a hook and not marked; put @hookimpl above it"
+                f"plugin {name!r}, function {hook!r}: it is named like a hook and not marked; put @hookimpl above it"
             )
+
+
+def _is_own_function(plugin: object, name: str) -> bool:
+    """Whether a plugin defines a function of that name (a module may also import one)."""
+    value = inspect.getattr_static(plugin, name, None)
+    value = getattr(value, "__func__", value)
+    imported = inspect.ismodule(plugin) and getattr(value, "__module__", None) != plugin.__name__
+    return inspect.isfunction(value) and not imported
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
@@ -112,6 +120,8 @@ def _classes(kind: Any) -> list[type]:
     """The classes an annotation stands for; empty where that cannot be said (Any, type variables)."""
     if kind is None:
         return [types.NoneType]
+    if hasattr(kind, "__metadata__"):  # Annotated
+        kind = kind.__origin__
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return [c for part in typing.get_args(kind) for c in _classes(part)]

@@ -99,6 +99,11 @@ class Plugins:
             raise PluginError(f"{where}: {name!r} cannot name one of {kind}: letters, digits, '_', '-' and '.' only")
         if kind == "policies" and not (inspect.isclass(value) and issubclass(value, Policy)):
             raise PluginError(f"{where}: policy {name!r} must be a subclass of batchwright.Policy, not {value!r}")
+        if kind == "policies":
+            try:
+                check_plugin(value, name)
+            except PluginError as error:
+                raise PluginError(f"{where}: {error}; mend or uninstall it, or leave it out with --no-plugin") from None
         if kind == "backends" and not isinstance(value, BackendEntry):
             raise PluginError(f"{where}: backend {name!r} must be a batchwright.BackendEntry, not {value!r}")
 

@@ -43,6 +43,7 @@ class Policy:
     budget_counts_decodes: bool = True
     uses_predict: bool = False
     stationary: bool = False
+    params: Any = Params()  # a policy whose __init__ does not call this one's has no parameters
 
     def __init__(self, params: AnyParams | None = None, **values: Any) -> None:
         """Takes a ``Params`` object, or its fields as keywords.
@@ -50,7 +51,7 @@ class Policy:
         Raises:
             ConfigError: a parameter is unknown or out of its range; the message names it and the choices.
         """
-        self.params: Any = params if params is not None else self.parse_params(values)
+        self.params = params if params is not None else self.parse_params(values)
 
     @classmethod
     def parse_params(cls, values: Mapping[str, Any]) -> AnyParams:

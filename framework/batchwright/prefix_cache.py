@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
+
+from batchwright.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +28,9 @@ class PrefixCache:
     visible: Literal["computed", "scheduled"] = "computed"
     reuse: Literal["oldest_freed", "uncached_first"] = "oldest_freed"
     duplicates: Literal["newest", "oldest"] = "newest"
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            choices = (True, False) if kind is bool else get_args(kind)
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"prefix_cache.{name} must be one of {choices}, not {getattr(self, name)!r}")

@@ -75,13 +75,15 @@ def pack_tokens(token_ids: Sequence[int], field: str = "prompt_token_ids") -> ar
         InvalidRequestError: there are none, or one is not an int in [0, 2^31).
     """
     try:
+        if isinstance(token_ids, (str, bytes, bytearray)):
+            raise TypeError
         if isinstance(token_ids, np.ndarray) and token_ids.dtype.kind in "iu" and token_ids.ndim == 1:
-            if token_ids.size and int(token_ids.max()) >= 2**31:
+            if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < 2**31:
                 raise OverflowError
             tokens = array("i", token_ids.astype(np.int32).tobytes())
         else:
             tokens = array("i", token_ids)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and some are not") from None
     if not tokens:
         raise InvalidRequestError(f"{field} is empty: a prompt has at least one token")
@@ -187,10 +189,11 @@ class Request:
             raise InvalidRequestError(f"request_id must be a non-empty string, not {request_id!r}")
         if not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}")
-        if not weight > 0:
-            raise InvalidRequestError(f"weight must be above 0, not {weight!r}")
-        if predicted_output_tokens is not None and predicted_output_tokens < 0:
-            raise InvalidRequestError(f"predicted_output_tokens must be at least 0, not {predicted_output_tokens!r}")
+        if not isinstance(weight, (int, float)) or not weight > 0:
+            raise InvalidRequestError(f"weight must be a number above 0, not {weight!r}")
+        guess = predicted_output_tokens
+        if guess is not None and (not isinstance(guess, int) or guess < 0):
+            raise InvalidRequestError(f"predicted_output_tokens must be a whole number of at least 0, not {guess!r}")
         self._tokens = pack_tokens(prompt_token_ids)
         self.request_id = request_id
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()

@@ -17,26 +17,29 @@ def append_all(
     state: State, requests: Sequence[Request], tokens: Sequence[int], now: int, over: Over
 ) -> Sequence[Request]:
     """A batch of decodes: each has computed its last token and gets the next. Returns who got one."""
+    if len(tokens) != len(requests):
+        raise BackendError(f"the backend gave {len(tokens)} tokens for a batch of {len(requests)} decodes")
     register = state.blocks.register if state.late else None
     size = state.blocks.block_size
-    gone = False
+    # Whether any of these tokens could stop anybody is asked once, not for each.
+    watched = state.num_stop_checks or not state.stop_ids.isdisjoint(tokens)
+    if state.aborted_in_flight:
+        pairs = [(r, t) for r, t in zip(requests, tokens, strict=True) if r._state == RESIDENT]
+        requests = [r for r, _ in pairs]
+        tokens = [t for _, t in pairs]
     for request, token in zip(requests, tokens, strict=True):
-        if request._state != RESIDENT:
-            gone = True  # aborted meanwhile
-            continue
         length = request.num_tokens
         request.num_computed = length
         if register is not None and not length % size:
             register(request, length)
         request._tokens.append(token)
-        length += 1
-        request.num_tokens = length
+        request.num_tokens = length = length + 1
         request.last_token_ns = now
-        if length >= request._end or token in request._stop_ids or request._stop_check is not None:
+        if watched or length >= request._end:
             reason = _stops(request, token)
             if reason is not None:
                 over.append((request, reason))
-    return [r for r in requests if r._state == RESIDENT] if gone else requests
+    return requests
 
 
 def append_each(
@@ -85,8 +88,13 @@ def append_each(
 def _stops(request: Request, token: int) -> str | None:
     if token in request._stop_ids:
         return "stop"
-    if request._stop_check is not None and request._stop_check(token):
-        return "stop"
+    if request._stop_check is not None:
+        try:
+            if request._stop_check(token):
+                return "stop"
+        except Exception as error:  # its text cannot be made: that is this request's fault alone
+            request.error = f"looking for stop strings failed: {type(error).__name__}: {error}"
+            return "error"
     if request.num_tokens < request._end:
         return None
     return "length" if request.num_output_tokens >= request.max_tokens else "trace"

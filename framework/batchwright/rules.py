@@ -6,13 +6,12 @@ plugin, hook, step, rule and value. ``None`` falls to the core's neutral answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from batchwright.decisions import Decisions
 from batchwright.errors import PolicyError
 from batchwright.hookspecs import HOLD
-from batchwright.policy import Policy
 from batchwright.queues import QueueView
 from batchwright.request import FINISHED, RESIDENT, Request
 from batchwright.step import Step
@@ -26,17 +25,10 @@ class Rules:
         counts_decodes: whether a decode takes a token of the budget.
     """
 
-    def __init__(self, decisions: Decisions, default: Callable[[], Policy]) -> None:
-        """Takes the hooks, and what gives the default policy: it answers where the policy does not."""
+    def __init__(self, decisions: Decisions) -> None:
         self.decisions = decisions
         self.counts_decodes = decisions.policy.budget_counts_decodes
-        self._make_default = default
-        self._made: Any = None
-
-    def _default(self) -> Any:
-        if self._made is None:
-            self._made = self._make_default()
-        return self._made
+        self._neutral = decisions.neutral
 
     def error(self, step: Step, hook: str, rule: str, message: str, value: object = None) -> PolicyError:
         """An error that names the plugin whose decision it was."""
@@ -62,7 +54,7 @@ class Rules:
         except Exception as error:
             raise self._raised(step, "admission", error) from error
         if offers is None:
-            offers = self._default().admission(step)
+            offers = self._neutral.admission(step)
         iterator = self._iterate(step, offers)
         try:
             while True:
@@ -76,9 +68,14 @@ class Rules:
                     raise self._raised(step, "admission", error) from error
                 yield offer
         finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+            self._close(step, iterator)
+
+    def _close(self, step: Step, iterator: Any) -> None:
+        try:
+            if hasattr(iterator, "close"):
+                iterator.close()
+        except Exception as error:  # from a finally of the policy, say
+            raise self._raised(step, "admission", error) from error
 
     def _iterate(self, step: Step, offers: Any) -> Iterator[Any]:
         if not hasattr(offers, "__iter__"):
@@ -135,7 +132,7 @@ class Rules:
         """Whom to evict for ``request``; None: nobody."""
         answer = self._call(step, "preemption", request)
         if answer is None:
-            answer = self._default().preemption(step, request)
+            answer = self._neutral.preemption(step, request)
         if answer is HOLD:
             return None
         if not isinstance(answer, Request):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from batchwright.errors import InvalidRequestError
@@ -12,6 +12,11 @@ from batchwright.errors import InvalidRequestError
 def _whole(name: str, value: object, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise InvalidRequestError(f"{name} must be a whole number of at least {low}, not {value!r}")
+
+
+def _number(name: str, value: object, allowed: str, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be a number in {allowed}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class SamplingParams:
         top_k: sample among this many likeliest tokens only; None for all.
         top_p: sample among the likeliest tokens whose probabilities first reach this sum; in (0, 1].
         min_p: leave out tokens less likely than this share of the likeliest; in [0, 1).
-        seed: of this request's draws; None derives one from the engine's seed and the request id.
+        seed: of this request's draws, below 2^64; None derives one from the engine's seed and the request id.
             A draw depends on seed and output position alone, so batching and preemption change no token.
         stop: strings that end the request when they appear in its text; they are not part of the output.
         stop_token_ids: further token ids that end the request.
@@ -40,30 +45,39 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: Sequence[str] = field(default=())
-    stop_token_ids: Sequence[int] = field(default=())
+    stop: str | Sequence[str] | None = field(default=())
+    stop_token_ids: Sequence[int] | None = field(default=())
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1)
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, (int, float)):
-            raise InvalidRequestError(f"temperature must be a number in [0, 100], not {self.temperature!r}")
-        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
-            raise InvalidRequestError(f"temperature must be in [0, 100], not {self.temperature!r}")
+        _number("temperature", self.temperature, "[0, 100]", 0, 100)
         if self.top_k is not None:
             if isinstance(self.top_k, int) and self.top_k in (0, -1):
                 raise InvalidRequestError(f"top_k must be at least 1, or None for all tokens, not {self.top_k}")
             _whole("top_k", self.top_k, 1)
-        if not 0 < self.top_p <= 1:
-            raise InvalidRequestError(f"top_p must be in (0, 1], not {self.top_p!r}")
-        if not 0 <= self.min_p < 1:
-            raise InvalidRequestError(f"min_p must be in [0, 1), not {self.min_p!r}")
+        _number("top_p", self.top_p, "(0, 1]", math.nextafter(0, 1), 1)
+        _number("min_p", self.min_p, "[0, 1)", 0, math.nextafter(1, 0))
         if self.seed is not None:
             _whole("seed", self.seed, 0)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if any(not isinstance(s, str) or not s for s in stop):
-            raise InvalidRequestError(f"stop must hold non-empty strings, not {self.stop!r}")
-        object.__setattr__(self, "stop", stop)
-        for token in self.stop_token_ids:
+            if self.seed >= 2**64:
+                raise InvalidRequestError(f"seed must be below 2^64, not {self.seed}")
+        object.__setattr__(self, "stop", self._strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", self._tokens(self.stop_token_ids))
+
+    @staticmethod
+    def _strings(stop: object) -> tuple[str, ...]:
+        many = () if stop is None else (stop,) if isinstance(stop, str) else stop
+        strings = tuple(many) if isinstance(many, Iterable) else (many,)
+        if any(not isinstance(s, str) or not s for s in strings):
+            raise InvalidRequestError(f"stop must be a non-empty string or some of them, not {stop!r}")
+        return strings
+
+    @staticmethod
+    def _tokens(token_ids: object) -> tuple[int, ...]:
+        many = () if token_ids is None else token_ids
+        if not isinstance(many, Iterable) or isinstance(many, (str, bytes)):
+            raise InvalidRequestError(f"stop_token_ids must be token ids, not {token_ids!r}")
+        for token in (many := tuple(many)):
             _whole("stop_token_ids", token, 0)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        return many

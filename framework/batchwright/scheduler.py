@@ -7,6 +7,7 @@ sampled. All state is here; a policy only decides. The contract is in ``docs/con
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from batchwright.batch_builder import BatchBuilder
 from batchwright.block_manager import BlockManager
 from batchwright.decisions import Decisions
 from batchwright.errors import (
+    BackendError,
     BatchwrightError,
     ConfigError,
     PluginError,
@@ -29,6 +31,7 @@ from batchwright.errors import (
 from batchwright.feasibility import Feasibility
 from batchwright.hookspecs import Refusal
 from batchwright.limits import Limits
+from batchwright.neutral import Neutral
 from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
 from batchwright.queues import put_first
@@ -68,19 +71,38 @@ class Scheduler:
         on_policy_error: Literal["raise", "fallback"] = "raise",
         plugins: Sequence[object] = (),
         predict_s: Callable[[Batch], float | None] | None = None,
+        default: Callable[[], Policy] = default_policy,
     ) -> None:
+        """Makes an empty scheduler.
+
+        Args:
+            policy: an object, or what a config may say; the default policy without it.
+            num_blocks: KV blocks of the pool.
+            block_size: tokens of a block.
+            limits: bounds of a step and of a request.
+            prefix_cache: how blocks are shared.
+            eos_token_ids: tokens that end a request unless it ignores them.
+            vocab_size: token ids must be below it; None: not checked.
+            seed: of ``step.rng``, and of requests without a seed.
+            on_policy_error: ``raise``, or ``fallback``: the default policy builds that step.
+            plugins: further objects with hookimpls: observers, wrappers.
+            predict_s: a backend's estimate of a batch's seconds.
+            default: makes the default policy, for what a policy does not answer and for fallbacks.
+        """
         if on_policy_error not in ("raise", "fallback"):
             raise ConfigError(f"on_policy_error must be 'raise' or 'fallback', not {on_policy_error!r}")
         self._on_policy_error = on_policy_error
         self.limits = limits if limits is not None else Limits()
         self.blocks = BlockManager(num_blocks, block_size, prefix_cache)
-        self._hooks = Decisions(resolve_policy(policy))
+        self._default = default
+        self._hooks = Decisions(resolve_policy(policy), Neutral(default))
         for plugin in plugins:
             self._hooks.register(plugin)
         self._state = State(self.limits, self.blocks, self._hooks, seed, predict_s)
         self._builder = BatchBuilder(self._state)
         self.waiting, self.running = self._state.waiting, self._state.running
         self._eos = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size if vocab_size is not None else 2**31
         self._seed = seed
         self._num_steps = 0
         self._num_arrivals = 0
@@ -110,18 +132,26 @@ class Scheduler:
         """The unfinished request of that id."""
         return self._state.requests.get(request_id)
 
-    def add(self, request: Request, *, num_output_tokens: int | None = None) -> None:
+    def add(
+        self,
+        request: Request,
+        *,
+        num_output_tokens: int | None = None,
+        stop_check: Callable[[int], bool] | None = None,
+    ) -> None:
         """Take a request; it waits.
 
         Args:
             request: a new one, used in no other scheduler.
             num_output_tokens: how long it really runs, where a trace is replayed: hidden from policies.
+            stop_check: called with each of its tokens; True ends it.
 
         Raises:
             InvalidRequestError: its id is in use, or a field is out of its range.
             InfeasibleRequestError: it could never fit.
             RefusedRequestError: a policy's ``arrival`` hook refused it.
         """
+        self._not_while_building()
         max_tokens = self._feasible.check(request, self._state.requests, num_output_tokens)
         request.max_tokens = max_tokens
         decide = self._hooks.arrival
@@ -136,10 +166,13 @@ class Scheduler:
         params = request.sampling_params
         length = max_tokens if num_output_tokens is None else min(max_tokens, num_output_tokens)
         request._end = request.num_prompt_tokens + length
-        request._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        request._stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos)
         request._seed = (
             params.seed if params.seed is not None else xxh3_64_intdigest(request.request_id.encode(), self._seed)
         )
+        request._stop_check = stop_check
+        self._state.stop_ids |= request._stop_ids
+        self._state.num_stop_checks += request._stop_check is not None
         request.arrival_index = self._num_arrivals
         self._num_arrivals += 1
         request._state = WAITING
@@ -175,10 +208,12 @@ class Scheduler:
         Raises:
             UnknownRequestError: no such request is waiting or resident (it may have finished).
         """
+        self._not_while_building()
         request = self._state.requests.get(request_id)
         if request is None:
             raise UnknownRequestError(f"unknown request {request_id!r}: it is neither waiting nor running here")
         self._state.end(request, "abort")
+        self._state.aborted_in_flight = self._batch is not None
         if self._hooks.request_finished:
             self._state.tell(self._hooks.request_finished, request, "abort")
         return request
@@ -208,20 +243,31 @@ class Scheduler:
         self._gather_events(step)  # from between two steps
         if hooks.step_started:
             self._state.tell(hooks.step_started, step)
+        self._state.building = True
         try:
-            self._builder.build(step, self._rules)
-        except PolicyError as error:
-            self._builder.undo(step)
-            if self._on_policy_error == "raise":
-                self._builder.commit(step)
-                raise
-            self._policy_fault(error)
-            self._builder.build(step, self._fallback_rules())
-        self._builder.commit(step)
-        counts = [r.num_scheduled for r in step.batch]
+            self._build(step)
+        finally:
+            self._builder.commit(step)
+            self._state.building = False
+        # Without a prompt token, all rows are decodes of one token.
+        counts = [r.num_scheduled for r in step.batch] if step.num_prefill_tokens else [1] * len(step.batch)
         batch = Batch(step.index, self.blocks.block_size, step.batch, counts)
         self._batch = batch
         return batch
+
+    def _build(self, step: Step) -> None:
+        try:
+            self._builder.build(step, self._rules)
+        except BaseException as error:
+            self._builder.undo(step)
+            if not isinstance(error, PolicyError) or self._on_policy_error == "raise":
+                raise
+            self._policy_fault(error)
+            try:
+                self._builder.build(step, self._fallback_rules())
+            except BaseException:
+                self._builder.undo(step)
+                raise
 
     # Taking results -----------------------------------------------------------------------------------------
 
@@ -242,20 +288,25 @@ class Scheduler:
 
         Returns:
             The step, with what was sampled and what finished.
+
+        Raises:
+            BackendError: too few or too many tokens, or one that is no token id; nothing was touched, ``fail`` the
+                batch or update it again.
         """
         if batch is not self._batch:
             if not len(batch) and self._batch is None:
                 return self.step
             raise BatchwrightError("update() takes the batch of the last schedule(), once")
         step = self.step
-        tokens: list[int] = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+        tokens = self._check_tokens(token_ids)
         step.end = now
         over: list[tuple[Request, str]] = []
-        if step.num_prefill_tokens == 0 and not failed and len(tokens) == len(step.batch):
+        if step.num_prefill_tokens == 0 and not failed:
             sampled = append_all(self._state, step.batch, tokens, now, over)
         else:
             sampled = append_each(self._state, step, tokens, now, failed or {}, over)
         self._batch = None
+        self._state.aborted_in_flight = False
         step.sampled = sampled
         for request_id in failed or ():  # what a failed row wrote must not be shared
             self._distrust(step, request_id)
@@ -263,7 +314,7 @@ class Scheduler:
             step.finished = [r for r, _ in over]
             for request, reason in over:
                 self._state.end(request, reason)
-            if self._hooks.request_finished:
+            if self._hooks.request_finished:  # all have ended: an observer may abort others, or add
                 for request, reason in over:
                     self._state.tell(self._hooks.request_finished, request, reason)
         self._gather_events(step)
@@ -273,6 +324,17 @@ class Scheduler:
         for request in step.batch:
             request.num_scheduled = 0
         return step
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> Sequence[int]:
+        tokens = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+        try:
+            array("i", tokens)  # checks type and size of all at once
+        except (TypeError, OverflowError) as error:
+            raise BackendError(f"the backend gave something else than token ids: {error}") from None
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
+            low, high = min(tokens), max(tokens)
+            raise BackendError(f"the backend gave token ids of {low} to {high}; allowed is [0, {self._vocab_size})")
+        return tokens
 
     def _distrust(self, step: Step, request_id: str) -> None:
         request = self._state.requests.get(request_id)
@@ -287,10 +349,14 @@ class Scheduler:
             error: what went wrong.
             retry: evict instead of ending them; their computed content is not trusted, so they are recomputed.
             now: nanoseconds of the engine's clock.
+
+        Returns:
+            The step; among its events what happened.
         """
         if batch is not self._batch:
             raise BatchwrightError("fail() takes the batch of the last schedule(), once")
         self._batch = None
+        self._state.aborted_in_flight = False
         step = self.step
         step.end = now
         for fresh in step._fresh.values():  # registered, and now never computed
@@ -318,6 +384,8 @@ class Scheduler:
             if self._hooks.request_finished:
                 for request in there:
                     self._state.tell(self._hooks.request_finished, request, "error")
+        self._gather_events(step)
+        step.events.append({"step": step.index, "kind": "backend_fault", "error": error, "retried": retry})
         if self._hooks.step_finished:
             self._state.tell(self._hooks.step_finished, step, StepResult((), now - step.now, {}))
         for request in step.batch:
@@ -334,6 +402,7 @@ class Scheduler:
         Raises:
             ConfigError, PluginError: the policy cannot serve here; the old one stays.
         """
+        self._not_while_building()
         if self._batch is not None:
             raise BatchwrightError("swap_policy() between schedule() and update(): finish the step first")
         active = resolve_policy(policy)
@@ -349,12 +418,12 @@ class Scheduler:
             PluginError: a hook of it is misspelt or mistyped, or the name is taken.
         """
         self._hooks.register(plugin, name)
-        self._rules = Rules(self._hooks, default_policy)
+        self._rules = Rules(self._hooks)
 
     def _take_policy(self, active: ActivePolicy) -> None:
         self._check_predict(active)
         self._feasible.chunks = active.chunks
-        self._rules = Rules(self._hooks, default_policy)
+        self._rules = Rules(self._hooks)
         view = Step(self._state, self.step.end or self.step.now, self._num_steps)
         self._state.tell(self._hooks.policy_attached, view)
 
@@ -366,7 +435,14 @@ class Scheduler:
             )
 
     def _fallback_rules(self) -> Rules:
-        return Rules(Decisions(ActivePolicy.of(default_policy(), "fallback")), default_policy)
+        return Rules(Decisions(ActivePolicy.of(self._default(), "fallback"), self._hooks.neutral))
+
+    def _not_while_building(self) -> None:
+        if self._state.building:
+            raise BatchwrightError(
+                "queues are frozen while a step is built: add, abort and swap policies between two steps, or from "
+                "step_finished and request_finished"
+            )
 
     def _gather_events(self, step: Step) -> None:
         if self._state.events:

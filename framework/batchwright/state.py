@@ -28,6 +28,10 @@ class State:
         prefilling: those of them that have sampled no token since their admission.
         requests: unfinished requests by id.
         early, late: whether full blocks are registered when they are scheduled, or when they are computed.
+        stop_ids: every token id that ever could stop a request here.
+        num_stop_checks: unfinished requests with stop strings.
+        building: a step is being built; queues are frozen.
+        aborted_in_flight: somebody of the present batch was aborted after it was scheduled.
         events: of detectors and faults between two steps, told with the next.
     """
 
@@ -54,6 +58,10 @@ class State:
         self.late = blocks.cache.enabled and not self.early
         self.events: list[dict[str, Any]] = []
         self.num_observer_faults = 0
+        self.stop_ids: set[int] = set()
+        self.num_stop_checks = 0
+        self.aborted_in_flight = False
+        self.building = False
 
     def end(self, request: Request, reason: str) -> None:
         """End an unfinished request; its blocks are free when this returns."""
@@ -64,6 +72,7 @@ class State:
             request._prefilling = False
         else:
             del self.queue[request]
+        self.num_stop_checks -= request._stop_check is not None
         request._state = FINISHED
         request.finish_reason = reason
         request._hits, request._hit_key, request._hashes = [], None, []
