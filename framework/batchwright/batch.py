@@ -53,13 +53,21 @@ class Batch:
     """
 
     def __init__(
-        self, step_index: int, block_size: int, requests: Sequence[Request], num_scheduled: Sequence[int]
+        self,
+        step_index: int,
+        block_size: int,
+        requests: Sequence[Request],
+        num_scheduled: Sequence[int],
+        *,
+        only_decodes: bool = False,
     ) -> None:
+        """Takes rows and their tokens; ``only_decodes`` says that each continues with its one last sampled token."""
         self.step_index = step_index
         self.block_size = block_size
         self.num_tokens = sum(num_scheduled)
         self._requests = requests
         self._counts = num_scheduled
+        self._only_decodes = only_decodes
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -94,12 +102,16 @@ class Batch:
     @cached_property
     def samples(self) -> NDArray[np.bool_]:
         """bool[n]: rows that sample a token, since nothing is pending after this step."""
+        if self._only_decodes:
+            return np.ones(len(self), dtype=np.bool_)
         known = np.array([r.num_tokens for r in self._requests], dtype=np.int32)
         return np.equal(self.context_lens, known)
 
     @cached_property
     def is_decode(self) -> NDArray[np.bool_]:
         """bool[n]: rows that continue a request with its one last sampled token."""
+        if self._only_decodes:
+            return np.ones(len(self), dtype=np.bool_)
         return np.array([not r.is_prefilling for r in self._requests], dtype=np.bool_)
 
     @cached_property
@@ -133,7 +145,9 @@ class Batch:
         return self.block_tables[rows, block].astype(np.int64) * self.block_size + offset
 
     @cached_property
-    def _sampling_requests(self) -> list[Request]:
+    def _sampling_requests(self) -> Sequence[Request]:
+        if self._only_decodes:
+            return self._requests
         return [r for r, s in zip(self._requests, self.samples.tolist(), strict=True) if s]
 
     @cached_property

@@ -249,9 +249,9 @@ class Scheduler:
         finally:
             self._builder.commit(step)
             self._state.building = False
-        # Without a prompt token, all rows are decodes of one token.
-        counts = [r.num_scheduled for r in step.batch] if step.num_prefill_tokens else [1] * len(step.batch)
-        batch = Batch(step.index, self.blocks.block_size, step.batch, counts)
+        only_decodes = not step.num_prefill_tokens
+        counts = [1] * len(step.batch) if only_decodes else [r.num_scheduled for r in step.batch]
+        batch = Batch(step.index, self.blocks.block_size, step.batch, counts, only_decodes=only_decodes)
         self._batch = batch
         return batch
 

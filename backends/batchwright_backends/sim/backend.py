@@ -93,8 +93,7 @@ class SimBackend(Backend):
 
     def submit(self, batch: Batch) -> StepResult:
         """The result itself, since nothing has to be waited for; the clock stands until it is collected."""
-        sampling = batch.sampling
-        tokens = self._tokens.draw(sampling.seed, sampling.output_index)
+        tokens = self._tokens.draw(batch.seeds, batch.output_indices)
         return StepResult(tokens, self._step_ns(batch, len(tokens)))
 
     def collect(self, handle: StepResult) -> StepResult:
