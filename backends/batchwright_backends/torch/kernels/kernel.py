@@ -1,0 +1,52 @@
+"""What an attention kernel is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from batchwright_backends.torch.inputs import StepInputs
+
+if TYPE_CHECKING:
+    from batchwright_backends.torch.attention import AttentionLayer
+    from batchwright_backends.torch.kv_cache import KVCache
+
+
+class AttentionKernel(ABC):
+    """Computes attention of a step's flat tokens over paged K and V.
+
+    Attributes:
+        name: as in the option ``attention``.
+        default_block_size: where the config leaves it open.
+    """
+
+    name: str
+    default_block_size: int = 16
+
+    @staticmethod
+    @abstractmethod
+    def refusal(
+        device: torch.device, dtype: torch.dtype, block_size: int | None, layers: Sequence[AttentionLayer]
+    ) -> str | None:
+        """None, or in one clause why it cannot run this model here."""
+
+    @abstractmethod
+    def plan(self, inputs: StepInputs, cache: KVCache) -> Any:
+        """What all layers of a step share: made once a step, handed to ``attend``."""
+
+    @abstractmethod
+    def attend(self, plan: Any, layer: AttentionLayer, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Causal attention of the step's tokens, each over its request's tokens up to itself.
+
+        Args:
+            plan: of this step.
+            layer: which layer, and what its attention is.
+            query: [T, heads, key width].
+            cache: holds K and V of all tokens attended to, this step's included.
+
+        Returns:
+            [T, heads, value width].
+        """

@@ -1,0 +1,52 @@
+"""The options of the torch backend, as ``backend_options`` in a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from batchwright.errors import ConfigError, did_you_mean
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class TorchOptions(BaseModel):
+    """Options of ``cpu:MODEL`` and ``cuda:MODEL``.
+
+    Attributes:
+        dtype: of weights, activations and KV cache; None: float32 on CPU, bfloat16 on CUDA.
+        attention: kernel of the paged attention; ``auto`` takes flash_attn where it runs, else sdpa.
+        kv_cache_gib: size of the KV cache in GiB. None: on CPU 1 GiB, or what ``memory_fraction`` of the free memory
+            allows if that is less; on CUDA what is left of ``memory_fraction`` after a step at full size.
+        memory_fraction: of the memory that is free on CPU, or of all memory on CUDA, what model and KV cache may use.
+        num_threads: threads of torch on CPU, for the whole process; None leaves it as it is.
+        check_logits: whether a load compares the paged model's logits on a few tokens with those of the model's own
+            eager attention, and fails when they differ.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    attention: Literal["auto", "sdpa", "flash_attn"] = "auto"
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    memory_fraction: float = Field(default=0.9, gt=0, le=1)
+    num_threads: int | None = Field(default=None, ge=1)
+    check_logits: bool = True
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> TorchOptions:
+        """Options as a user wrote them.
+
+        Raises:
+            ConfigError: an option that does not exist, or a value out of range; it names option, value and choices.
+        """
+        try:
+            return cls.model_validate(dict(options))
+        except ValidationError as error:
+            raise ConfigError("; ".join(_sentence(cls, e) for e in error.errors())) from None
+
+
+def _sentence(model: type[BaseModel], error: Any) -> str:
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"backend_options.{name} is no option of the torch backend; {did_you_mean(name, model.model_fields)}"
+    return f"backend_options.{name} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"

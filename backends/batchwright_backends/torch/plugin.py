@@ -1,0 +1,73 @@
+"""The entry point of the torch backend: ``cpu:MODEL`` and ``cuda:MODEL``. Importing it imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+from batchwright.backend import Backend, BackendEntry, BackendSettings
+from batchwright.errors import BackendError
+from batchwright.hookspecs import hookimpl
+
+# Device nodes of the NVIDIA driver, of the AMD one (whose torch answers to "cuda" as well), and of WSL.
+_GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_USE_CPU = "use cpu:MODEL instead"
+
+
+def missing_packages() -> str | None:
+    """None, or in one sentence which package is missing and how to get it."""
+    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    return f"{' and '.join(missing)} not installed: pip install 'batchwright[torch]'"
+
+
+def missing_gpu() -> str | None:
+    """None, or in one sentence why no CUDA device can be used and what to do. Imports no torch."""
+    if (reason := missing_packages()) is not None:
+        return reason
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return None if torch.cuda.is_available() else f"torch finds no CUDA device: {_USE_CPU}"
+    try:
+        build = version("torch")
+    except PackageNotFoundError:
+        build = ""
+    if build.endswith("+cpu"):
+        return f"torch {build} is a build without CUDA: install a CUDA build of torch (pytorch.org), or {_USE_CPU}"
+    if sys.platform != "win32" and not any(map(os.path.exists, _GPU_NODES)):
+        return f"this machine has no GPU device node ({', '.join(_GPU_NODES)}): {_USE_CPU}"
+    return None
+
+
+def _create(device: str, settings: BackendSettings) -> Backend:
+    reason = missing_gpu() if device == "cuda" else missing_packages()
+    if reason is not None:
+        raise BackendError(f"{device}:{settings.target} cannot run here: {reason}")
+    from batchwright_backends.torch.backend import TorchBackend
+
+    return TorchBackend.create(device, settings)
+
+
+@hookimpl
+def register_backends() -> Mapping[str, BackendEntry]:
+    """The backends ``cpu`` and ``cuda``: one runner on two devices."""
+    model = "MODEL: a folder in transformers' format, a .gguf file, a hub name (owner/name), or smollm2-135m"
+    return {
+        "cpu": BackendEntry(
+            create=partial(_create, "cpu"),
+            summary=f"a real model on CPU, by torch; {model}",
+            syntax="cpu:MODEL",
+            available=missing_packages,
+        ),
+        "cuda": BackendEntry(
+            create=partial(_create, "cuda"),
+            summary=f"a real model on a GPU, by torch and flash-attn; {model}",
+            syntax="cuda:MODEL",
+            available=missing_gpu,
+        ),
+    }

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is first imported
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+pytest.importorskip("transformers", reason="the extra 'torch' is not installed")
+
+VOCABULARY = 199
+
+# Tiny models with random weights. The large initializer_range keeps the two best logits apart, so that greedy tokens do
+# not hang on rounding; windows and caps are small enough to matter at these lengths.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 8},
+    "mistral": {"sliding_window": 9},
+    "gemma2": {
+        "head_dim": 8,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 9,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 20.0,
+    },
+    "gpt2": {"n_inner": 64, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 1},
+    "falcon": {"new_decoder_architecture": False, "multi_query": True, "ffn_hidden_size": 64},
+    "bloom": {"n_head": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "gpt_oss": {"head_dim": 8, "pad_token_id": 0, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma2", "gpt2")
+
+
+def config_of(name: str, **changes: Any) -> Any:
+    from transformers import AutoConfig
+
+    common = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+    }
+    return AutoConfig.for_model(name, **{**common, **CONFIGS[name], **changes})
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model, by architecture; made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            from transformers import AutoModelForCausalLM
+
+            torch.manual_seed(7)
+            model = AutoModelForCausalLM.from_config(config_of(name))
+            made[name] = tmp_path_factory.mktemp(name)
+            model.save_pretrained(made[name])
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture
+def make_backend(folders: Callable[[str], Path]) -> Callable[..., Any]:
+    """Makes a ``cpu`` backend of a tiny model: ``make_backend("llama", num_blocks=40, dtype="bfloat16")``."""
+
+    def make(name: str, **settings: Any) -> Any:
+        from batchwright.backend import BackendSettings
+        from batchwright_backends.torch.backend import TorchBackend
+
+        known = {"block_size": 4, "num_blocks": 128}
+        known.update({k: settings.pop(k) for k in ("block_size", "num_blocks", "max_model_len") if k in settings})
+        target = name if "/" in name else str(folders(name))
+        return TorchBackend.create("cpu", BackendSettings(target, options=settings, **known))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def load_reference(folders: Callable[[str], Path]) -> Callable[[str], Any]:
+    """The same model as transformers runs it by itself, float32; loaded once a session."""
+    loaded: dict[str, Any] = {}
+
+    def load(name: str) -> Any:
+        if name not in loaded:
+            from transformers import AutoModelForCausalLM
+
+            # Eager is the only attention of transformers that knows every architecture's windows and caps.
+            model = AutoModelForCausalLM.from_pretrained(
+                name if "/" in name else folders(name), dtype=torch.float32, attn_implementation="eager"
+            )
+            loaded[name] = model.eval()
+        return loaded[name]
+
+    return load
