@@ -25,6 +25,11 @@ class Neutral:
             self._made = self._make_default()
         return self._made
 
+    def fresh(self) -> Policy:
+        """Another default policy, without a history."""
+        policy: Policy = type(self._default)()
+        return policy
+
     @hookimpl
     def admission(self, step: Step) -> Iterable[Request | Sequence[Request]]:
         """As the default policy."""

@@ -94,7 +94,6 @@ class Scheduler:
         self._on_policy_error = on_policy_error
         self.limits = limits if limits is not None else Limits()
         self.blocks = BlockManager(num_blocks, block_size, prefix_cache)
-        self._default = default
         self._hooks = Decisions(resolve_policy(policy), Neutral(default))
         for plugin in plugins:
             self._hooks.register(plugin)
@@ -308,8 +307,9 @@ class Scheduler:
         self._batch = None
         self._state.aborted_in_flight = False
         step.sampled = sampled
-        for request_id in failed or ():  # what a failed row wrote must not be shared
-            self._distrust(step, request_id)
+        for request in step.batch if failed else ():  # what a failed row wrote must not be shared
+            for block in step._fresh.get(request, ()) if request.request_id in (failed or ()) else ():
+                self.blocks.unregister(block)
         if over:
             step.finished = [r for r, _ in over]
             for request, reason in over:
@@ -335,11 +335,6 @@ class Scheduler:
             low, high = min(tokens), max(tokens)
             raise BackendError(f"the backend gave token ids of {low} to {high}; allowed is [0, {self._vocab_size})")
         return tokens
-
-    def _distrust(self, step: Step, request_id: str) -> None:
-        request = self._state.requests.get(request_id)
-        for block in step._fresh.get(request, ()) if request is not None else ():
-            self.blocks.unregister(block)
 
     def fail(self, batch: Batch, error: str, *, retry: bool, now: int = 0) -> Step:
         """The backend failed with the last batch: its requests end with an error, or are evicted to be retried.
@@ -435,7 +430,7 @@ class Scheduler:
             )
 
     def _fallback_rules(self) -> Rules:
-        return Rules(Decisions(ActivePolicy.of(self._default(), "fallback"), self._hooks.neutral))
+        return Rules(Decisions(ActivePolicy.of(self._hooks.neutral.fresh(), "fallback"), self._hooks.neutral))
 
     def _not_while_building(self) -> None:
         if self._state.building:

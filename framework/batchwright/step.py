@@ -151,7 +151,8 @@ class Step:
         """The other residents; ``running`` itself when nothing is prefilling."""
         if self._decodes is None:
             if self._state.prefilling:
-                self._decodes = [r for r in self.running if not r._prefilling]
+                prefilling = self._state.prefilling  # as it was before the step: a victim's own flag is down by now
+                self._decodes = [r for r in self.running if r not in prefilling]
             else:
                 self._decodes = self.running
         return self._decodes
