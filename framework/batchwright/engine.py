@@ -142,7 +142,7 @@ class Engine:
             InfeasibleRequestError: it could never fit; with its numbers.
             RefusedRequestError: the policy refused it.
         """
-        stop = tuple(request.sampling_params.stop or ())
+        stop = tuple(request.sampling_params.stop)
         tokenizer = self.backend.tokenizer
         if stop and tokenizer is None:
             raise InvalidRequestError(

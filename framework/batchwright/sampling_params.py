@@ -45,8 +45,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | Sequence[str] | None = field(default=())
-    stop_token_ids: Sequence[int] | None = field(default=())
+    stop: Sequence[str] = field(default=())
+    stop_token_ids: Sequence[int] = field(default=())
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -69,9 +69,10 @@ class SamplingParams:
     def _strings(stop: object) -> tuple[str, ...]:
         many = () if stop is None else (stop,) if isinstance(stop, str) else stop
         strings = tuple(many) if isinstance(many, Iterable) else (many,)
-        if any(not isinstance(s, str) or not s for s in strings):
+        good = tuple(s for s in strings if isinstance(s, str) and s)
+        if len(good) != len(strings):
             raise InvalidRequestError(f"stop must be a non-empty string or some of them, not {stop!r}")
-        return strings
+        return good
 
     @staticmethod
     def _tokens(token_ids: object) -> tuple[int, ...]:

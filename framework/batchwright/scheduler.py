@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from batchwright.active_policy import ActivePolicy
@@ -165,7 +166,7 @@ class Scheduler:
         params = request.sampling_params
         length = max_tokens if num_output_tokens is None else min(max_tokens, num_output_tokens)
         request._end = request.num_prompt_tokens + length
-        request._stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos)
+        request._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request._seed = (
             params.seed if params.seed is not None else xxh3_64_intdigest(request.request_id.encode(), self._seed)
         )
@@ -326,7 +327,7 @@ class Scheduler:
         return step
 
     def _check_tokens(self, token_ids: Sequence[int]) -> Sequence[int]:
-        tokens = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+        tokens = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
         try:
             array("i", tokens)  # checks type and size of all at once
         except (TypeError, OverflowError) as error:
