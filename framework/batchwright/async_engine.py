@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
 from batchwright.engine import Engine
-from batchwright.errors import BatchwrightError, UnknownRequestError
+from batchwright.errors import BatchwrightError
 from batchwright.llm import as_request
 from batchwright.outputs import RequestOutput
 from batchwright.request import Request
@@ -95,10 +94,11 @@ class AsyncEngine:
                 finished = output.finished
                 yield output
         finally:
-            if added:
-                self._queues.pop(request.request_id, None)
+            # The id may be somebody else's by now: it is free again as soon as a request has finished.
+            if self._queues.get(request.request_id) is queue:
+                del self._queues[request.request_id]
             if added and not finished:  # the caller went away
-                self._work.append((lambda: self._abort(request.request_id), None))
+                self._work.append((lambda: self._abort(request), None))
                 self._wake.set()
 
     async def abort(self, request_id: str) -> None:
@@ -131,9 +131,9 @@ class AsyncEngine:
     def _stopped(self) -> BatchwrightError:
         return BatchwrightError(f"the engine stopped: {self._failed}")
 
-    def _abort(self, request_id: str) -> None:
-        with contextlib.suppress(UnknownRequestError):  # it finished in the meantime
-            self.engine.abort(request_id)
+    def _abort(self, request: Request) -> None:
+        if self.engine.scheduler.get(request.request_id) is request:  # else it finished in the meantime
+            self.engine.abort(request.request_id)
 
     async def _between_steps(self, function: Callable[[], Any]) -> Any:
         if self._closed or self._failed is not None:

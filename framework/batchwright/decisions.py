@@ -8,6 +8,7 @@ several are tried in pluggy's order until one answers; wrappers bring pluggy's o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pluggy
@@ -156,6 +157,7 @@ def _direct(impl: HookImpl, hook: str) -> Decision:
         return function
     places = [names.index(n) for n in impl.argnames]
 
+    @wraps(function)
     def some(*args: Any) -> Any:
         return function(*[args[p] for p in places])
 

@@ -75,12 +75,11 @@ class Detectors:
                 step, "starvation", request_id=oldest.request_id, num_passes=self._passes, waited_s=round(waited_s, 9)
             )
             self._reported.add(oldest)  # once is enough; the next oldest is watched from here on
-            heappop(self._waiting)
 
     def _watch(self) -> Request | None:
         """The oldest request that still waits and was not reported."""
         waiting = self._waiting
-        while waiting and not waiting[0][1].is_waiting:
+        while waiting and (not waiting[0][1].is_waiting or waiting[0][1] in self._reported):
             heappop(waiting)
         oldest = waiting[0][1] if waiting else None
         if oldest is not self._oldest:

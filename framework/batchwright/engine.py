@@ -204,19 +204,31 @@ class Engine:
         step = self.advance()
         if step is None:
             return []
+        sampled, ended = set(step.sampled), set(step.finished)
         outputs = []
-        for request in step.sampled:
-            text = self._texts.get(request.request_id)
-            if text is not None and request._stop_check is None and request.finish_reason != "stop":
-                text.push(request._tokens[-1])  # the text of a stop token is no output
-            outputs.append(make_output(request, self._prompts.get(request.request_id), text, 1))
-        got = set(step.sampled) if step.finished else set()
-        for request in step.finished:
-            if request not in got:
+        for request in step.batch if ended else step.sampled:
+            if request in sampled or request in ended:
                 text = self._texts.get(request.request_id)
-                outputs.append(make_output(request, self._prompts.get(request.request_id), text, 0))
-            self._forget(request.request_id)
+                if request in sampled:
+                    self._push_text(request, text)
+                outputs.append(make_output(request, self._prompts.get(request.request_id), text, request in sampled))
+                if request.is_finished:
+                    self._forget(request.request_id)
         return outputs
+
+    def _push_text(self, request: Request, text: OutputText | None) -> None:
+        """Decode the last token, where looking for stop strings has not done it already."""
+        if text is None or request._stop_check is not None or request.finish_reason == "stop":
+            return  # the text of a stop token is no output
+        try:
+            text.push(request._tokens[-1])
+        except Exception as error:  # that request's fault alone
+            what = f"its text cannot be made: {type(error).__name__}: {error}"
+            if request.is_finished:
+                request.error = what
+            else:
+                self.scheduler.abort(request.request_id, error=what)
+                self.backend.release([request.request_id])
 
     def abort(self, request_id: str) -> RequestOutput:
         """End a request at once; its blocks are free when this returns. What it has brought so far is returned.

@@ -37,8 +37,9 @@ class Feasibility:
             raise InvalidRequestError(f"{who} was added before: make a new Request for each submission")
         if request.request_id in taken:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use by an unfinished request")
-        if num_output_tokens is not None and num_output_tokens < 1:
-            raise InvalidRequestError(f"{who}: num_output_tokens must be at least 1, not {num_output_tokens}")
+        length = num_output_tokens
+        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+            raise InvalidRequestError(f"{who}: num_output_tokens must be a whole number of at least 1, not {length!r}")
         if self._vocab_size is not None:
             highest = max(request._tokens)
             if highest >= self._vocab_size:

@@ -113,7 +113,10 @@ def make_output(request: Request, prompt: str | None, text: OutputText | None, n
     """What a request's caller gets after a step in which it got ``num_new`` tokens."""
     tokens = request.output_token_ids[:]
     if text is not None and request.is_finished:
-        text.finish()
+        try:
+            text.finish()
+        except Exception as error:  # what was decoded so far is given
+            request.error = request.error or f"its text cannot be made: {type(error).__name__}: {error}"
     return RequestOutput(
         request_id=request.request_id,
         prompt=prompt,

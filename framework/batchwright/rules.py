@@ -7,6 +7,7 @@ plugin, hook, step, rule and value. ``None`` falls to the core's neutral answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from batchwright.decisions import Decisions
@@ -93,10 +94,14 @@ class Rules:
         if not hasattr(offers, "__iter__"):
             message = f"it yielded {offers!r}: neither a request nor a sequence of requests"
             raise self.error(step, "admission", "type", message, offers)
+        most = 10 * (len(step.waiting) + len(step.running)) + 1000
         try:
-            return list(offers)
+            requests = list(islice(offers, most + 1))
         except Exception as error:
             raise self._raised(step, "admission", error) from error
+        if len(requests) > most:
+            raise self.error(step, "admission", "endless", f"it yielded an iterable of more than {most} requests")
+        return requests
 
     def chunk(self, step: Step, request: Request) -> int:
         """Tokens of the request in this step."""

@@ -200,10 +200,14 @@ class Scheduler:
             return True
         return answer
 
-    def abort(self, request_id: str) -> Request:
+    def abort(self, request_id: str, *, error: str | None = None) -> Request:
         """End a request at once, whatever it is doing; its blocks are free when this returns.
 
         Between ``schedule`` and ``update`` too: its row is executed, and the token dropped.
+
+        Args:
+            request_id: of an unfinished request.
+            error: what went wrong with it; its finish reason is then ``error`` instead of ``abort``.
 
         Raises:
             UnknownRequestError: no such request is waiting or resident (it may have finished).
@@ -212,10 +216,12 @@ class Scheduler:
         request = self._state.requests.get(request_id)
         if request is None:
             raise UnknownRequestError(f"unknown request {request_id!r}: it is neither waiting nor running here")
-        self._state.end(request, "abort")
+        reason = "abort" if error is None else "error"
+        request.error = error
+        self._state.end(request, reason)
         self._state.aborted_in_flight = self._batch is not None
         if self._hooks.request_finished:
-            self._state.tell(self._hooks.request_finished, request, "abort")
+            self._state.tell(self._hooks.request_finished, request, reason)
         return request
 
     # Building a batch ---------------------------------------------------------------------------------------
@@ -243,6 +249,9 @@ class Scheduler:
         self._gather_events(step)  # from between two steps
         if hooks.step_started:
             self._state.tell(hooks.step_started, step)
+            if not self._state.requests:  # an observer aborted the last one: there is no step
+                self._num_steps -= 1
+                return Batch(self._num_steps, self.blocks.block_size, (), ())
         self._state.building = True
         try:
             self._build(step)
