@@ -208,21 +208,15 @@ def check_whole(scheduler: Scheduler) -> None:
 
 
 def check_cache(scheduler: Scheduler) -> None:
-    """The index of cached content is consistent, and every registered block of a resident holds its tokens."""
+    """The index of cached content is consistent (that content is what it says, the fake backend's tokens show)."""
     blocks = scheduler.blocks
     indexed = Counter(blocks._answering.values())
     for digest, others in blocks._others.items():
         assert others and digest in blocks._answering
         indexed.update(list(others))
     assert all(n == 1 for n in indexed.values())
-    for block in range(blocks.num_blocks):
-        assert (blocks._hash_of[block] is not None) == (block in indexed)
-    for request in scheduler._state.residents:
-        for index, block in enumerate(request.block_table):
-            if blocks._hash_of[block] is not None:
-                start = index * blocks.block_size
-                mine = request._tokens[start : start + blocks.block_size].tobytes()
-                assert blocks._tokens_of[block] == mine, f"{request}: block {block} is shared as what it does not hold"
+    assert [b for b in range(blocks.num_blocks) if blocks._hash_of[b] is not None] == sorted(indexed)
+    assert all(blocks._hash_of[block] == digest for digest, block in blocks._answering.items())
 
 
 def check_empty(scheduler: Scheduler) -> None:
