@@ -28,7 +28,7 @@ def _check(batch: Batch, block_size: int) -> None:
         (batch.samples, [r.num_computed + r.num_scheduled == r.num_tokens for r in requests], np.bool_),
         (batch.is_decode, [r.is_decode for r in requests], np.bool_),
         (batch.token_ids, [(*r.prompt_token_ids, *r.output_token_ids)[place] for r, place in flat], np.int32),
-        (batch.positions, [place for _, _, place in flat], np.int32),
+        (batch.positions, [place for _, place in flat], np.int32),
         (
             batch.slots,
             [r.block_table[place // block_size] * block_size + place % block_size for r, place in flat],
