@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
-from batchwright.lab.run_record import Limits, RunRecord
+from batchwright.lab.run_record import RunLimits, RunRecord
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -70,7 +70,7 @@ def run(requests: Sequence[RequestRecord], steps: Sequence[StepRecord] = (), **v
         "policy": "some_policy",
         "backend": "sim:some@gpu",
         "settings": {"policy": {"use": "some_policy"}, "max_num_seqs": 8},
-        "limits": Limits(8, 2048, None, 4096, 1024, 16),
+        "limits": RunLimits(8, 2048, None, 4096, 1024, 16),
         "workload": {"name": "hand", "source": "hand", "hash": "00", "speedup": 1.0, "num_requests": len(requests)},
         "declared_max_tokens": "exact",
         "virtual_time": True,

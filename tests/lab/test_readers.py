@@ -43,7 +43,9 @@ def test_azure_keeps_the_seven_decimals_of_its_times(write) -> None:
 
 
 def test_azure_times_may_have_a_zone_and_cross_midnight(write) -> None:
-    path = write(AZURE + "2024-05-10 23:59:59.5+00:00,1,2\n\n2024-05-11 00:00:00.25Z,3,4\n2024-05-11 01:00:01+01:00,5,6\n")
+    path = write(
+        AZURE + "2024-05-10 23:59:59.5+00:00,1,2\n\n2024-05-11 00:00:00.25Z,3,4\n2024-05-11 01:00:01+01:00,5,6\n"
+    )
     assert [r.arrival_ns for r in load_workload(path).rows] == [0, 750_000_000, 1_500_000_000]
 
 
@@ -63,7 +65,9 @@ def test_a_byte_order_mark_and_other_columns_do_no_harm(write) -> None:
 
 def test_mooncake(write) -> None:
     path = write(rows({"timestamp": 1500, "input_length": 1025, "output_length": 3, "hash_ids": [0, 7, 9]}))
-    assert load_workload(path).rows == (WorkloadRow(1_500_000_000, 1025, 3, prefix_ids=(0, 7, 9), prefix_block_size=512),)
+    assert load_workload(path).rows == (
+        WorkloadRow(1_500_000_000, 1025, 3, prefix_ids=(0, 7, 9), prefix_block_size=512),
+    )
 
 
 def test_plain_jsonl_with_every_field(write) -> None:
@@ -192,7 +196,9 @@ def test_absent_binary_and_row_less_files(write, tmp_path) -> None:
 
 
 def test_a_further_reader_is_asked_first(write) -> None:
-    mine = Reader("mine", lambda line: line.startswith("arrivals"), lambda path, first, lines: iter([WorkloadRow(1, 2, 3)]))
+    mine = Reader(
+        "mine", lambda line: line.startswith("arrivals"), lambda path, first, lines: iter([WorkloadRow(1, 2, 3)])
+    )
     assert load_workload(write("arrivals\n"), readers={"mine": mine}).rows == (WorkloadRow(1, 2, 3),)
 
 
@@ -232,7 +238,13 @@ def test_slo_goes_to_rows_without_one(write) -> None:
 def test_hash_follows_every_field_and_nothing_else(write) -> None:
     base = load_workload(write(rows(GOOD, GOOD)))
     assert load_workload(write(rows(GOOD, GOOD), "another_name")).hash == base.hash
-    for change in ({"arrival_s": 1}, {"num_output_tokens": 2}, {"client_id": "c"}, {"slo": {"ttft_s": 1}}, {"priority": 1}):
+    for change in (
+        {"arrival_s": 1},
+        {"num_output_tokens": 2},
+        {"client_id": "c"},
+        {"slo": {"ttft_s": 1}},
+        {"priority": 1},
+    ):
         assert load_workload(write(rows(GOOD, {**GOOD, **change}))).hash != base.hash
 
 

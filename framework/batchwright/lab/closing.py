@@ -11,8 +11,8 @@ from batchwright.lab.settings import differing_settings
 ALIKE = 0.01
 """With fewer decisions that differ, differences between the arms are those of a few steps."""
 
-TARGET = 0.95
-"""Share of its capacity to load an arm with so that queues form, and still drain."""
+TARGET = 0.8
+"""Share of its capacity to load an arm with so that queues form, and still drain though capacity is an estimate."""
 
 _STOPPED = {
     "interrupted": "was interrupted",

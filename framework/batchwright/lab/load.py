@@ -12,7 +12,7 @@ GROWTH = 1.5
 """Backlog in the last quarter of the arrivals over that in the first, from which on it counts as growing."""
 
 CONTENTION = 0.9
-"""Share of time in which somebody is left out, from which on an arm counts as never catching up."""
+"""Share of time over the second half of the arrivals with somebody left out, from which on an arm cannot keep up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ def _kv_full(run: RunRecord) -> float:
 def _utilization(run: RunRecord) -> float | None:
     """Arrival rate times the time that a request takes of a full batch.
 
-    The time of a step is fitted as a + b * prompt tokens + c * decodes over the run's steps. At saturation a request
-    costs b for each prompt token that the cache does not hold, c for each output token, and its part of a: one in
-    ``max_num_batched_tokens`` a prompt token, one in the largest batch of decodes an output token.
+    At saturation a request costs its share of the steps' fixed time, one in ``max_num_batched_tokens`` for each prompt
+    token that the cache does not hold and one in the largest batch of decodes for each output token, and the time that
+    each of these tokens adds to a step.
     """
     ran = [r for r in run.requests if r.status == "finished"]
     if len(ran) < 2 or len(run.steps) < 2:
@@ -71,12 +71,7 @@ def _utilization(run: RunRecord) -> float | None:
     span_ns = max(r.arrival_ns for r in ran) - min(r.arrival_ns for r in ran)
     if not span_ns:
         return None
-    prefill = np.array([s.num_prefill_tokens for s in run.steps], dtype=np.float64)
-    decodes = np.array([s.num_decodes for s in run.steps], dtype=np.float64)
-    elapsed = np.array([s.end_ns - s.start_ns for s in run.steps], dtype=np.float64)
-    columns = np.stack([np.ones_like(prefill), prefill, decodes], axis=1)
-    fitted, *_ = np.linalg.lstsq(columns, elapsed, rcond=None)
-    base, per_prompt, per_output = np.maximum(fitted, 0.0).tolist()
+    base, per_prompt, per_output = _step_costs(run)
     prompt = sum(r.num_prompt_tokens - r.num_cached_tokens for r in ran) / len(ran)
     output = sum(r.num_output_tokens for r in ran) / len(ran)
     limits = run.limits
@@ -90,8 +85,31 @@ def _utilization(run: RunRecord) -> float | None:
     return float(request_ns * (len(ran) - 1) / span_ns)
 
 
+def _step_costs(run: RunRecord) -> tuple[float, float, float]:
+    """Nanoseconds of a step, of a prompt token and of a decode: a step takes a + b * prompt tokens + c * decodes.
+
+    a and c are fitted to steps of decodes only, b is what prompts add to that. One fit of all would let a decode pay
+    for the part of a prompt's time that is not linear.
+    """
+    prefill = np.array([s.num_prefill_tokens for s in run.steps], dtype=np.float64)
+    decodes = np.array([s.num_decodes for s in run.steps], dtype=np.float64)
+    elapsed = np.array([s.end_ns - s.start_ns for s in run.steps], dtype=np.float64)
+    alone = prefill == 0
+    if not alone.any():
+        columns = np.stack([np.ones_like(prefill), prefill, decodes], axis=1)
+        base, per_prompt, per_output = np.linalg.lstsq(columns, elapsed, rcond=None)[0].tolist()
+        return max(base, 0.0), max(per_prompt, 0.0), max(per_output, 0.0)
+    num, time = decodes[alone], elapsed[alone]
+    spread = float(((num - num.mean()) ** 2).sum())
+    slope = float(((num - num.mean()) * (time - time.mean())).sum()) / spread if spread else 0.0
+    per_output = max(slope, 0.0)
+    base = max(float(time.mean() - per_output * num.mean()), 0.0)
+    added = float((elapsed - base - per_output * decodes)[~alone].sum())
+    return base, max(added / prefill.sum(), 0.0) if prefill.any() else 0.0, per_output
+
+
 def _overloaded(run: RunRecord) -> bool:
-    """Whether the backlog grew over the arrivals, with somebody left out nearly all the time after the first quarter.
+    """Whether the backlog grew over the arrivals, with somebody left out nearly all the time of their second half.
 
     Latencies then grow with the length of the run, and measure that. Both signs are needed: a burst that is worked off
     grows for a while, a busy arm that keeps up has a queue that does not grow, and a run that is short beside its
@@ -104,11 +122,15 @@ def _overloaded(run: RunRecord) -> bool:
     begin, end = int(arrivals.min()), int(arrivals.max())
     if begin == end:
         return _left_out(run, begin, run.duration_ns) >= 0.5
-    never = np.iinfo(np.int64).max
-    ends = np.sort([never if r.finish_ns is None else r.finish_ns for r in taken])
-    backlog = np.arange(len(taken)) - np.searchsorted(ends, arrivals)
-    first, *_, last = (float(quarter.mean()) for quarter in np.array_split(backlog, 4))
-    return last > GROWTH * first and _left_out(run, begin + (end - begin) // 4, end) >= CONTENTION
+    ends = np.array([run.duration_ns if r.finish_ns is None else r.finish_ns for r in taken], dtype=np.int64)
+
+    def backlog(since: int, until: int) -> float:
+        here = np.minimum(ends, until) - np.maximum(arrivals, since)
+        return float(np.maximum(here, 0).sum()) / (until - since)
+
+    quarter = (end - begin) / 4
+    first, last = backlog(begin, begin + round(quarter)), backlog(end - round(quarter), end)
+    return last > GROWTH * first and _left_out(run, (begin + end) // 2, end) >= CONTENTION
 
 
 def _left_out(run: RunRecord, begin_ns: int, end_ns: int) -> float:

@@ -42,6 +42,7 @@ class Recorder:
         self._rows: dict[Request, int] = {}
         self._appends: dict[Request, Callable[[int], None]] = {}
         self._ended: list[Request] = []
+        self._events: list[dict[str, Any]] = []  # of the last step
 
     def start(self, clock: Clock) -> int:
         """The run starts now: times in records count from here. Gives the moment in the clock's nanoseconds."""
@@ -107,7 +108,7 @@ class Recorder:
         for request in step.sampled:
             appends[request](end)
         batch = array("i", map(self._rows.__getitem__, step.batch))
-        if step.num_prefill_tokens:  # otherwise each has one token
+        if step.num_prefill_tokens + step.num_decodes != len(batch):  # otherwise each has one token
             batch.extend([request.num_scheduled for request in step.batch])
         self.batches.append(xxh3_64_intdigest(batch))
         self.steps.append(
@@ -123,8 +124,8 @@ class Recorder:
                 step.free_blocks,
             )
         )
-        if step.events:
-            self.events.extend(step.events)
+        self._take_events()
+        self._events = step.events  # more may come until the next step
         if self._ended:
             for request in self._ended:
                 self._forget(request)
@@ -162,6 +163,7 @@ class Recorder:
                 self._settle(request, record)
         records = list(self._records.values())
         self._records = {}
+        self._take_events()
         if interrupted:
             del self.batches[len(self.steps) :]
         for record in records:
@@ -180,6 +182,10 @@ class Recorder:
         record.num_preemptions = request.num_preemptions
         if request.first_scheduled_ns is not None:
             record.first_scheduled_ns = request.first_scheduled_ns - self._start_ns
+
+    def _take_events(self) -> None:
+        self.events += self._events
+        self._events = []
 
     def _forget(self, request: Request) -> None:
         self._rows.pop(request, None)

@@ -16,7 +16,7 @@ from batchwright.lab.compare import Comparison
 from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.settings import differing_settings
-from batchwright.lab.verdict import BETTER, NO_DIFFERENCE, NOT_TESTED, WORSE, Verdict
+from batchwright.lab.verdict import BETTER, NO_DIFFERENCE, NOT_SHOWN, NOT_TESTED, WORSE, Verdict
 
 SHOWN = (
     *(f"{kind}_{latency}_ms" for latency in ("ttft", "itl", "tpot", "e2el") for kind in ("mean", "median", "p99")),
@@ -156,15 +156,15 @@ def _said(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> 
         return Text(_NONE)
     if verdict.words == NO_DIFFERENCE:
         return Text(NO_DIFFERENCE)
-    parts = []
     if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
-        parts.append(f"{verdict.difference * metric.scale:+,.{metric.decimals}f}")
+        size = f"{verdict.difference * metric.scale:+,.{metric.decimals}f}"
     else:
-        parts.append(f"{_percent(verdict.relative)}%")
+        size = f"{_percent(verdict.relative)}%"
+    said = Text(size)
     if interval and verdict.low is not None and verdict.high is not None and verdict.base:
-        base = abs(verdict.base)
-        parts.append(f"[{_percent(verdict.low / base)}, {_percent(verdict.high / base)}]")
-    said = Text(" ".join(parts))
+        low, high = (_percent(end / abs(verdict.base)) for end in (verdict.low, verdict.high))
+        # Where nothing is shown, the interval is all there is to say: a single size would be read as one.
+        said = Text(f"[{low}%, {high}%]" if verdict.words == NOT_SHOWN else f"{size} [{low}, {high}]")
     if verdict.words != NOT_TESTED:
         said.append(" ").append(verdict.words, style=_STYLES.get(verdict.words, ""))
     return said

@@ -14,7 +14,7 @@ from batchwright.version import RECORD_VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """The sizes a run had, as they came out of config, policy and backend.
 
     Attributes:
@@ -57,7 +57,7 @@ class RunRecord:
     policy: str
     backend: str
     settings: dict[str, Any]
-    limits: Limits
+    limits: RunLimits
     workload: dict[str, Any]
     declared_max_tokens: str
     virtual_time: bool
@@ -87,7 +87,7 @@ class RunRecord:
             "virtual_time": self.virtual_time,
             "duration_s": self.duration_s,
             "stopped": self.stopped,
-            "limits": {name: getattr(self.limits, name) for name in Limits.__slots__},
+            "limits": {name: getattr(self.limits, name) for name in RunLimits.__slots__},
             "settings": self.settings,
             "events": self.events,
             "offered": [o.to_json() for o in self.offered],
@@ -115,7 +115,7 @@ class RunRecord:
                 policy=value["policy"],
                 backend=value["backend"],
                 settings=dict(value["settings"]),
-                limits=Limits(**value["limits"]),
+                limits=RunLimits(**value["limits"]),
                 workload=dict(value["workload"]),
                 declared_max_tokens=value["declared_max_tokens"],
                 virtual_time=value["virtual_time"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ from batchwright.backend import VirtualClock
 from batchwright.config import EngineConfig
 from batchwright.engine import Engine
 from batchwright.errors import RequestError, WorkloadError
+from batchwright.lab.interrupts import Interrupts
 from batchwright.lab.materialize import MODEL, Offer, describe_declared, offers
 from batchwright.lab.recorder import Recorder
-from batchwright.lab.run_record import Limits, RunRecord
+from batchwright.lab.run_record import RunLimits, RunRecord
 from batchwright.lab.workload import Workload
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ def run_arm(
     """Offer a workload to an engine, open loop, and record what becomes of it.
 
     Requests are added when their time has come, however far behind the engine is; idle time is waited for, or skipped
-    on a virtual clock. A request that the engine refuses stays in the records, with its error. Ctrl-C ends the run and
-    keeps what is done: the rest is ``unfinished``.
+    on a virtual clock. A request that the engine refuses stays in the records, with its error. Ctrl-C ends the run
+    after the present step and keeps what is done: the rest is ``unfinished``.
 
     Args:
         config: of the engine.
@@ -101,8 +103,8 @@ def run_arm(
             arm=name,
             policy=engine.policy_name,
             backend=engine.backend.name,
-            settings=dict(engine.effective.values),
-            limits=Limits(
+            settings=json.loads(json.dumps(engine.effective.values, default=str)),  # parameters may hold anything
+            limits=RunLimits(
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_num_residents=limits.max_num_residents,
@@ -145,34 +147,42 @@ class _Drive:
 
     def run(self, max_steps: int | None, until_ns: int | None) -> str | None:
         """To the end, or why it stopped before."""
-        engine, clock = self._engine, self._engine.clock
-        num_steps = 0
-        told = 0.0
         try:
-            while True:
-                now = clock.now_ns()
-                if until_ns is not None and now >= until_ns:
-                    return "max_seconds"
-                while self._next is not None and self._next.request.arrival_ns <= now:
-                    self._add(self._next)
-                    self._next = next(self._coming, None)
-                if engine.has_unfinished():
-                    if num_steps == max_steps:
-                        return "max_steps"
-                    engine.advance()
-                    num_steps += 1
-                elif self._next is None:
-                    return None
-                else:
-                    arrival = self._next.request.arrival_ns
-                    clock.wait_until_ns(arrival if until_ns is None else min(arrival, until_ns))
-                if self._progress is not None and time.perf_counter() - told > _PROGRESS_S:
-                    told = time.perf_counter()
-                    self._progress(self._arm, self._recorder.num_ended, self._total)
+            with Interrupts() as interrupts:
+                return self._loop(max_steps, until_ns, interrupts)
         except KeyboardInterrupt:
             return "interrupted"
         finally:
             if self._progress is not None:
+                self._progress(self._arm, self._recorder.num_ended, self._total)
+
+    def _loop(self, max_steps: int | None, until_ns: int | None, interrupts: Interrupts) -> str | None:
+        engine, clock = self._engine, self._engine.clock
+        num_steps = 0
+        told = 0.0
+        while True:
+            if interrupts.asked:
+                return "interrupted"
+            now = clock.now_ns()
+            if until_ns is not None and now >= until_ns:
+                return "max_seconds"
+            while self._next is not None and self._next.request.arrival_ns <= now:
+                self._add(self._next)
+                self._next = next(self._coming, None)
+            if engine.has_unfinished():
+                if num_steps == max_steps:
+                    return "max_steps"
+                engine.advance()
+                num_steps += 1
+            elif self._next is None:
+                return None
+            else:
+                arrival = self._next.request.arrival_ns
+                interrupts.idle = True
+                clock.wait_until_ns(arrival if until_ns is None else min(arrival, until_ns))
+                interrupts.idle = False
+            if self._progress is not None and time.perf_counter() - told > _PROGRESS_S:
+                told = time.perf_counter()
                 self._progress(self._arm, self._recorder.num_ended, self._total)
 
     def offer_rest(self) -> None:

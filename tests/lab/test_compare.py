@@ -1,0 +1,307 @@
+"""Which runs may be compared, and what is concluded."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from dataclasses import replace
+from itertools import product
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+from batchwright.errors import ComparisonError
+from batchwright.lab import METRICS, compare
+from batchwright.lab.alignment import share_that_differs
+from batchwright.lab.bootstrap import LEVEL, NUM_RESAMPLES, PairedBootstrap, expanded_tail
+from batchwright.lab.run_record import RunRecord
+from batchwright.lab.samples import Samples
+from batchwright.request import SLO
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lab.hand import MS, offered, request, run
+
+
+def noisy(arm: str, seed: int, *, num: int = 200, shift: float = 1.0, noise: float = 0.05, **values: Any) -> RunRecord:
+    """One workload, with noise on every gap that is this run's own, and gaps longer by ``shift``."""
+    load, own = np.random.default_rng(0), np.random.default_rng([1, seed])
+    requests = []
+    for i in range(num):
+        gaps = load.lognormal(np.log(20), 0.4, size=10) * np.exp(own.normal(0, noise, 10))
+        gaps[1:] *= shift
+        requests.append(request(i, arrival_ms=50 * i, times_ms=(50 * i + np.cumsum(gaps)).tolist(), **values))
+    return run(requests, arm=arm)
+
+
+# Pairing ---------------------------------------------------------------------------------------------------------
+
+
+def pair(**change: Any) -> list[RunRecord]:
+    """Two runs of 12 requests; in the second some offers differ."""
+    requests = [request(i, arrival_ms=i, times_ms=[i + 10, i + 20]) for i in range(12)]
+    a, b = run(requests, arm="a"), run(requests, arm="b")
+    b.offered = [offered(r, **change) if i in (3, 7) else offered(r) for i, r in enumerate(requests)]
+    return [a, b]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"arrival_ns": 5 * MS + 1}, "r000003 (arrival 0.003000 s and 0.005000 s)"),
+        ({"prompt_hash": "ffff"}, "r000003 (prompt 0123456789abcdef and ffff)"),
+        ({"num_output_tokens": 9}, "r000003 (asked output length 2 and 9)"),
+        ({"request_id": "x"}, "r000003 (id r000003 and x)"),
+    ],
+)
+def test_different_requests_are_not_compared(change, says) -> None:
+    """Scenario B2."""
+    with pytest.raises(ComparisonError) as error:
+        compare(pair(**change))
+    message = str(error.value)
+    assert message.startswith("arms 'a' and 'b' cannot be compared: 2 of 12 offered requests differ: ")
+    assert says in message
+    assert "r000007" in message
+    assert "r000004" not in message
+
+
+def test_a_different_declared_limit_alone_is_a_matter_of_settings() -> None:
+    compare(pair(max_tokens=50))
+
+
+def test_many_differences_are_counted_and_three_are_shown() -> None:
+    a, b = pair()
+    b.offered = [replace(o, prompt_hash="ff") for o in b.offered]
+    with pytest.raises(ComparisonError, match=r"12 of 12 .* and 9 more; prompts follow the vocabulary") as error:
+        compare([a, b])
+    assert str(error.value).count("(prompt") == 3
+
+
+def test_a_different_number_of_requests_is_not_compared() -> None:
+    a, b = pair()
+    b.offered.pop()
+    b.requests.pop()
+    with pytest.raises(ComparisonError, match="12 and 11 requests were offered"):
+        compare([a, b])
+
+
+def test_requests_that_finished_with_different_lengths_are_not_compared() -> None:
+    """Scenario B2."""
+    a, b = pair()
+    b.requests = list(b.requests)
+    b.requests[5] = request(5, arrival_ms=5, times_ms=[9, 10, 11])
+    with pytest.raises(ComparisonError, match=r"1 requests finished in both .* r000005 \(2 and 3 output tokens\)"):
+        compare([a, b])
+    b.requests[5] = request(5, arrival_ms=5, times_ms=[9, 10, 11], status="aborted")
+    compare([a, b])
+
+
+def test_every_arm_is_held_against_the_first() -> None:
+    a, b = pair()
+    c = replace(pair(prompt_hash="ff")[1], arm="c")
+    with pytest.raises(ComparisonError, match="arms 'a' and 'c'"):
+        compare([a, b, c])
+
+
+def test_no_run_and_one_name_twice() -> None:
+    with pytest.raises(ComparisonError, match="no run to compare"):
+        compare([])
+    a, _ = pair()
+    with pytest.raises(ComparisonError, match="two arms are called 'a'"):
+        compare([a, a])
+
+
+# Verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_against_itself_shows_no_difference() -> None:
+    """Scenario B1, on records."""
+    a = noisy("a", 1, slo=SLO(ttft_s=0.02))
+    found = compare([a, replace(a, arm="b")])
+    assert {v.words for v in found.verdicts} == {"no difference"}
+    assert len(found.verdicts) == len(METRICS)
+
+
+@pytest.mark.parametrize("metric", ["mean_itl_ms", "median_itl_ms", "p99_itl_ms", "mean_tpot_ms", "mean_e2el_ms"])
+def test_a_longer_gap_is_worse_with_its_size(metric) -> None:
+    found = compare([noisy("a", 1), noisy("b", 2, shift=1.1)]).verdict(metric)
+    assert found.words == "worse"
+    assert 0 < found.low < found.difference < found.high
+    assert found.relative == pytest.approx(0.1, abs=0.04)
+    back = compare([noisy("b", 2, shift=1.1), noisy("a", 1)]).verdict(metric)
+    assert back.words == "better"
+    assert back.difference == pytest.approx(-found.difference)
+
+
+def test_noise_alone_is_rarely_called_a_difference() -> None:
+    """Scenario B1 with noise: 25 pairs, 16 verdicts each, at 99%."""
+    names = [m for m in METRICS if m.endswith("_ms") and not m.startswith("std")]
+    wrong = dict.fromkeys(names, 0)
+    for seed in range(25):
+        a, b = noisy("a", 2 * seed, num=80), noisy("b", 2 * seed + 1, num=80)
+        assert a.requests != b.requests
+        found = compare([a, b])
+        for name in names:
+            wrong[name] += found.verdict(name).words != "no difference shown"
+    assert sum(wrong.values()) <= 12  # 1% of 400 is expected, and verdicts of one pair go together
+
+
+def test_a_shift_of_three_percent_is_found() -> None:
+    found = [compare([noisy("a", 2 * s), noisy("b", 2 * s + 1, shift=1.03)]).verdict("mean_itl_ms") for s in range(10)]
+    assert sum(v.words == "worse" for v in found) >= 9
+
+
+def test_fewer_than_ten_requests_carry_no_verdict() -> None:
+    found = compare([noisy("a", 1, num=9), noisy("b", 2, num=9, shift=2)]).verdict("mean_itl_ms")
+    assert (found.words, found.low, found.high) == ("no difference shown", None, None)
+    assert found.relative > 0.9
+
+
+def test_goodput_is_tested_and_throughput_is_not() -> None:
+    slo = SLO(tpot_s=0.023)
+    found = compare([noisy("a", 1, slo=slo), noisy("b", 2, shift=1.3, slo=slo)])
+    goodput = found.verdict("request_goodput")
+    assert goodput.words == "worse"
+    assert goodput.low < goodput.difference < goodput.high < 0
+    assert found.verdict("request_throughput").words == "not tested"
+    assert found.verdict("num_refused").words == "no difference"
+
+
+def test_undefined_metrics() -> None:
+    one = run([request(i, times_ms=[5]) for i in range(12)], arm="a")
+    none = run([replace(r, status="refused", token_times_ns=array("q")) for r in one.requests], arm="b")
+    none.offered = one.offered
+    found = compare([one, none])
+    assert found.verdict("mean_ttft_ms").words == "undefined"
+    assert found.verdict("mean_tpot_ms").words == "no difference"  # in both: each has one token only
+    assert found.verdict("completed").words == "not tested"
+    assert found.verdict("completed").difference == -12
+
+
+def test_one_run_has_a_summary_and_no_verdict() -> None:
+    found = compare([noisy("a", 1)])
+    assert found.verdicts == ()
+    assert found.summaries["a"]["completed"] == 200
+    with pytest.raises(ComparisonError, match="no verdict on 'mean_itl_ms'"):
+        found.verdict("mean_itl_ms")
+
+
+def test_a_comparison_as_json_is_the_same_each_time(tmp_path) -> None:
+    texts = []
+    for name in ("one", "two"):
+        compare([noisy("a", 1), noisy("b", 2)]).write_json(tmp_path / name)
+        texts.append((tmp_path / name).read_bytes())
+    assert texts[0] == texts[1]
+    value = json.loads(texts[0])
+    assert value["summary"]["a"]["completed"] == 200
+    assert [r["arm"] for r in value["runs"]] == ["a", "b"]
+    assert RunRecord.from_json(value["runs"][1]) == noisy("b", 2)
+    assert {"metric", "verdict", "low", "high"} <= set(value["verdicts"][0])
+
+
+# The bootstrap ---------------------------------------------------------------------------------------------------
+
+
+def samples(rng: np.random.Generator, num_requests: int, most: int, *, ties: bool) -> Samples:
+    owners = np.sort(rng.integers(num_requests, size=rng.integers(most // 2, most)))
+    values = rng.integers(1, 9, len(owners)).astype(float) if ties else rng.lognormal(0, 1, len(owners))
+    return Samples(values, owners)
+
+
+@pytest.mark.parametrize(("seed", "ties"), list(product(range(6), [False, True])))
+def test_weighted_statistics_are_those_of_the_repeated_values(seed, ties) -> None:
+    rng = np.random.default_rng(seed)
+    num = int(rng.integers(10, 60))
+    boot = PairedBootstrap(num, seed)
+    base, other = samples(rng, num, 80, ties=ties), samples(rng, num, 80, ties=ties)
+    draws = boot._weights.astype(int)
+    tails = [expanded_tail(boot.num_blocks), 1 - expanded_tail(boot.num_blocks)]
+    assert draws.shape == (NUM_RESAMPLES, boot.num_blocks)
+    assert (draws.sum(axis=1) == boot.num_blocks).all()
+
+    def repeated(sample: Samples, weights: np.ndarray) -> np.ndarray:
+        return np.repeat(sample.values, weights[sample.owners * boot.num_blocks // num])
+
+    def interval(statistic) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            pairs = [(repeated(base, w), repeated(other, w)) for w in draws]
+            found = np.array([statistic(b) - statistic(a) for a, b in pairs if len(a) and len(b)])
+        return np.quantile(found, tails)
+
+    assert boot.mean_interval(base, other) == pytest.approx(interval(np.mean))
+    quantiles = (0.5, 0.9, 0.99)
+    for q, found in zip(quantiles, boot.quantile_intervals(base, other, quantiles), strict=True):
+        assert found == pytest.approx(interval(lambda v, q=q: np.quantile(v, q)))
+    totals = [repeated(other, w).sum() - repeated(base, w).sum() for w in draws]
+    assert boot.total_interval(base, other) == pytest.approx(np.quantile(totals, tails))
+
+
+def test_a_grid_of_many_values_changes_little() -> None:
+    rng = np.random.default_rng(1)
+    owners = np.repeat(np.arange(2000), 20)
+    base = Samples(rng.lognormal(0, 1, 40_000), owners)
+    other = Samples(base.values * 1.2, owners)
+    boot = PairedBootstrap(2000)
+    for q, (low, high) in zip((0.5, 0.9, 0.99), boot.quantile_intervals(base, other, (0.5, 0.9, 0.99)), strict=True):
+        exact = np.quantile(other.values, q) - np.quantile(base.values, q)
+        assert low < exact < high
+        assert high - low < 0.5 * exact
+
+
+def test_blocks_hold_requests_that_follow_each_other() -> None:
+    boot = PairedBootstrap(1000)
+    blocks = boot._blocks(Samples(np.zeros(1000), np.arange(1000)))
+    assert boot.num_blocks == 30
+    assert (np.diff(blocks) >= 0).all()
+    assert set(np.bincount(blocks).tolist()) <= {33, 34}
+
+
+def test_dependence_within_blocks_widens_the_interval() -> None:
+    """With one disturbance for 10 requests in a row, an interval that took them as independent would be too narrow."""
+    rng = np.random.default_rng(2)
+    wrong = 0
+    for seed in range(100):
+        noise = np.repeat(rng.normal(0, 1, (2, 100)), 10, axis=1)
+        boot = PairedBootstrap(1000, seed)
+        low, high = boot.mean_interval(Samples(10 + noise[0], np.arange(1000)), Samples(10 + noise[1], np.arange(1000)))
+        wrong += not low <= 0 <= high
+    assert wrong <= 5  # 1% is expected; 99% intervals over independent requests are wrong in about 40
+
+
+@pytest.mark.parametrize(("num_blocks", "t"), [(10, 3.2498), (30, 2.7564), (1000, 2.5808)])
+def test_the_tail_is_that_of_students_t(num_blocks, t) -> None:
+    z = -NormalDist().inv_cdf(expanded_tail(num_blocks))
+    assert z / math.sqrt(num_blocks / (num_blocks - 1)) == pytest.approx(t, abs=0.003)
+    assert LEVEL == 0.99  # which the tabled values are for
+
+
+# Alignment -------------------------------------------------------------------------------------------------------
+
+
+def longest_common_subsequence(a: list[Any], b: list[Any]) -> int:
+    best = np.zeros((len(a) + 1, len(b) + 1), dtype=int)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            best[i + 1, j + 1] = best[i, j] + 1 if x == y else max(best[i, j + 1], best[i + 1, j])
+    return int(best[-1, -1])
+
+
+@given(st.lists(st.integers(0, 30), max_size=25), st.lists(st.integers(0, 30), max_size=25))
+@settings(max_examples=200, deadline=None)
+def test_alignment_is_the_longest_common_subsequence_of_numbered_batches(a, b) -> None:
+    def numbered(values: list[int]) -> list[tuple[int, int]]:
+        return [(v, values[:i].count(v)) for i, v in enumerate(values)]
+
+    longest = max(len(a), len(b))
+    expected = 1 - longest_common_subsequence(numbered(a), numbered(b)) / longest if longest else 0
+    assert share_that_differs(a, b) == pytest.approx(expected)
+
+
+def test_one_step_more_is_one_difference_and_another_order_is_one_too() -> None:
+    steps = list(range(100))
+    assert share_that_differs(steps, steps) == 0
+    assert share_that_differs(steps, [*steps[:3], 1000, *steps[3:]]) == pytest.approx(1 / 101)
+    assert share_that_differs([1, 2], [2, 1]) == 0.5
+    assert share_that_differs([1] * 10, [1] * 9) == pytest.approx(0.1)
+    assert share_that_differs([1, 2], [3, 4]) == 1
