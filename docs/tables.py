@@ -1,0 +1,205 @@
+"""The tables of these pages that follow the code: ``python docs/tables.py`` writes them anew.
+
+A table stands between ``<!-- table: KEY -->`` and ``<!-- end of table -->``. ``tests/docs`` fails while a page differs
+from what this module makes of the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from batchwright.cli.policies import parameters
+from batchwright.config import EngineConfig, submodel
+from batchwright.config_sources import ENVIRONMENT_PREFIX
+from batchwright.lab import METRICS, SyntheticSpec
+from batchwright.plugins import load_plugins
+from batchwright.replay.batchwright_format import _Request as ReplayedRequest
+from batchwright_backends.sim.backend import SimOptions
+from batchwright_backends.sim.gpus import find_gpu, gpu_names
+from batchwright_backends.sim.models import model_names
+from batchwright_backends.torch.options import TorchOptions
+from pydantic import BaseModel
+
+FOLDER = Path(__file__).parent
+_TABLE = re.compile(r"(<!-- table: (?P<key>[\w. -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_LATENCY = re.compile(r"(mean|median|std|p\d+)_(ttft|tpot|itl|e2el)_ms")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(head), ["---"] * len(list(head)), *(list(row) for row in rows)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def code(text: str) -> str:
+    """A value as code; nothing for nothing."""
+    return f"`{text}`" if text else ""
+
+
+def config() -> str:
+    """Every setting, with type, default, meaning and environment name."""
+
+    def rows(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, ...]]:
+        for name, (kind, default, meaning) in parameters(model).items():
+            inner = submodel(model.model_fields[name].annotation)
+            if inner is not None:
+                yield from rows(inner, f"{prefix}{name}.")
+            else:
+                factory = model.model_fields[name].default_factory
+                shown = json.dumps(factory()) if callable(factory) else default  # type: ignore[call-arg]
+                yield code(prefix + name), kind, code(shown), meaning
+
+    return table(("setting", "type", "default", "meaning"), rows(EngineConfig))
+
+
+def environment() -> str:
+    """The environment variable of a few settings."""
+    names = ("max_num_seqs", "prefix_cache.visible", "policy.chunk_size")
+    variables = [f"{ENVIRONMENT_PREFIX}{name.upper().replace('.', '__')}" for name in names]
+    return table(("setting", "variable"), [(code(n), code(v)) for n, v in zip(names, variables, strict=True)])
+
+
+def of_model(model: type[BaseModel]) -> str:
+    """Parameters of a policy."""
+    found = parameters(model)
+    return table(
+        ("parameter", "type", "default", "meaning"), [(code(n), k, code(d), m) for n, (k, d, m) in found.items()]
+    )
+
+
+def of_attributes(model: type[Any]) -> str:
+    """Options that are documented in a class's ``Attributes``."""
+    said = attributes(model)
+    rows = [(code(n), k, code(d), said[n]) for n, (k, d, _) in parameters(model).items()]
+    return table(("option", "type", "default", "meaning"), rows)
+
+
+def attributes(kind: type[Any]) -> dict[str, str]:
+    """Name to text of each entry under ``Attributes:`` in a docstring."""
+    _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    section = re.split(r"\n\S", section)[0]
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n?^    (?=\S)", section, flags=re.MULTILINE):
+        names, colon, text = entry.partition(": ")
+        if colon:
+            for name in names.split(", "):
+                found[name.strip()] = " ".join(text.split()).replace("``", "`")
+    return found
+
+
+def synthetic() -> str:
+    """Keys of ``synthetic:…``."""
+    said = attributes(SyntheticSpec)
+    rows = []
+    for field in fields(SyntheticSpec):
+        default = "" if field.default is MISSING else _lengths(field.default)
+        rows.append((code(field.name), code(default), said[field.name]))
+    return table(("key", "default", "meaning"), rows)
+
+
+def _lengths(value: Any) -> str:
+    return str(int(value.values[0])) if hasattr(value, "kind") else "none" if value is None else f"{value:g}"
+
+
+def metrics() -> str:
+    """Every metric of a summary; the latencies in one row each."""
+    rows: list[tuple[str, str, str]] = []
+    seen = set()
+    for name, metric in METRICS.items():
+        match = _LATENCY.fullmatch(name)
+        if match is None:
+            rows.append((code(name), metric.label, metric.better or ""))
+        elif match[2] not in seen:
+            seen.add(match[2])
+            kinds = [m[1] for other in METRICS if (m := _LATENCY.fullmatch(other)) and m[2] == match[2]]
+            rows.append((", ".join(code(f"{k}_{match[2]}_ms") for k in kinds), f"{match[2].upper()} (ms)", "lower"))
+    return table(("name", "in tables", "better"), rows)
+
+
+def recorded_request() -> str:
+    """Fields of a request in ``batchwright-1``."""
+    rows = [(code(name), kind, code(default)) for name, (kind, default, _) in parameters(ReplayedRequest).items()]
+    return table(("field", "type", "default"), rows)
+
+
+def gpus() -> str:
+    """The simulator's GPUs and where their constants are from."""
+    rows = []
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        kernels = "datasheet times generic efficiencies: uncalibrated" if gpu.uncalibrated else gpu.gemm.source
+        rows.append((code(name), gpu.title, kernels))
+    return table(("name", "GPU", "constants of dense layers from"), rows)
+
+
+def residuals() -> str:
+    """What the fits left on rows they did not see."""
+    rows = []
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        if not gpu.uncalibrated:
+            for term in (gpu.gemm, gpu.decode_attention, gpu.chunk_attention):
+                for part in term.residual.removeprefix("held-out rows, ").split("; "):
+                    regime, _, figures = part.partition(": ")
+                    rows.append((code(name), regime, figures))
+    return table(("GPU", "regime", "error on held-out rows"), rows)
+
+
+def models() -> str:
+    """The simulator's models."""
+    text = (Path(inspect.getfile(SimOptions)).parent / "data" / "models.yaml").read_text(encoding="utf-8")
+    entries: Mapping[str, Mapping[str, Any]] = yaml.safe_load(text)
+    rows = [(code(name), entries[name]["source"]) for name in model_names()]
+    return table(("name", "shape from"), rows)
+
+
+def makers() -> dict[str, Callable[[], str]]:
+    """What makes the table of each key."""
+    plugins = load_plugins()
+    policies = {f"policy {n}": (lambda k=k: of_model(k.Params)) for n, k in plugins.policies.items()}
+    return {
+        "config": config,
+        "environment": environment,
+        "synthetic": synthetic,
+        "metrics": metrics,
+        "recorded request": recorded_request,
+        "sim options": lambda: of_attributes(SimOptions),
+        "torch options": lambda: of_attributes(TorchOptions),
+        "gpus": gpus,
+        "residuals": residuals,
+        "models": models,
+        **policies,
+    }
+
+
+def filled(text: str, made: Mapping[str, Callable[[], str]]) -> str:
+    """A page with all its tables made anew.
+
+    Raises:
+        KeyError: a table of a key that nothing makes.
+    """
+    return _TABLE.sub(lambda m: f"{m[1]}\n{made[m['key']]()}\n{m[3]}", text)
+
+
+def main() -> int:
+    """Write all pages; returns 0."""
+    made = makers()
+    for page in sorted(FOLDER.glob("*.md")):
+        old = page.read_text(encoding="utf-8")
+        new = filled(old, made)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+            print(f"{page.name}: tables written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
