@@ -100,7 +100,7 @@ class Rules:
         except Exception as error:
             raise self._raised(step, "admission", error) from error
         if len(requests) > most:
-            raise self.error(step, "admission", "endless", f"it yielded an iterable of more than {most} requests")
+            raise self.error(step, "admission", "endless", f"it yielded more than {most} requests; does it ever end?")
         return requests
 
     def chunk(self, step: Step, request: Request) -> int:
