@@ -1,0 +1,48 @@
+"""``batchwright ab``: policies side by side on the very same requests."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from batchwright.cli.option_groups import takes_groups
+from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WorkloadOptions
+
+
+@takes_groups
+def ab(
+    arms: Annotated[list[str], typer.Argument(metavar="ARM", help="The arms; others are compared with A.")],
+    engine: EngineOptions,
+    workload: WorkloadOptions,
+    stop: StopOptions,
+    output: OutputOptions,
+) -> None:
+    """Compare policies on the very same requests.
+
+    An arm is NAME, NAME:param=value,..., path.py:Class[:param=value,...], or a config file (.yaml, .yml, .toml). Write
+    LABEL=ARM to give it a label of your own. All arms run on one backend, one after the other.
+
+    \b
+    Examples:
+      batchwright ab prefill_first stall_free:chunk_size=512
+      batchwright ab prefill_first vllm_v1 --workload trace.csv --speedup 2
+      batchwright ab base=prefill_first mine=my.py:Mine --backend cpu:smollm2-135m
+      batchwright ab a.yaml b.yaml --set max_num_seqs=64 --arm-set B.block_size=32
+
+    The table has a column for each arm and a row for each metric. Every arm is compared with A: the difference, its
+    interval, and "better" or "worse" where that leaves out zero; without these words this run does not show a
+    difference. The lines below the table say what the load could show: one in which nobody waits, or which no arm can
+    keep up with, tells little about policies, whatever the figures say.
+
+    Exit code: 0; 1 when requests failed or none finished; 2 for a wrong command line or config; 130 after Ctrl-C, which
+    prints what there is.
+    """
+    from batchwright.cli.experiment import run_experiment
+    from batchwright.errors import ConfigError
+
+    if len(arms) < 2:
+        raise ConfigError(
+            f"ab compares two arms or more, and {arms[0]!r} is one; add another, or use batchwright run {arms[0]}"
+        )
+    raise typer.Exit(run_experiment(arms, engine, workload, stop, output))

@@ -1,0 +1,210 @@
+"""Arms: from what the command line says to one config each."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchwright.cli.options import ARM_FORMS, EngineOptions
+from batchwright.config import EngineConfig
+from batchwright.config_sources import ConfigSources
+from batchwright.effective import Effective, effective_settings
+from batchwright.errors import ConfigError, did_you_mean
+from batchwright.plugins import Plugins, load_plugins
+from batchwright.resolve import parse_arm, resolve_policy
+
+if TYPE_CHECKING:
+    from batchwright.active_policy import ActivePolicy
+
+SUFFIXES = (".yaml", ".yml", ".toml")
+_LABELLED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm.
+
+    Attributes:
+        letter: A for the first, and so on.
+        label: its name in tables.
+        config: all sources together.
+        origins: dotted name to the source of its value.
+    """
+
+    letter: str
+    label: str
+    config: EngineConfig
+    origins: dict[str, str]
+
+    @cached_property
+    def plugins(self) -> Plugins:
+        """What is installed, without what the config leaves out."""
+        return load_plugins(self.config.no_plugins)
+
+    def policy(self) -> ActivePolicy:
+        """A fresh policy.
+
+        Raises:
+            ConfigError, PluginError: there is none of that name, or a parameter is wrong.
+        """
+        return resolve_policy(self.config.policy, self.plugins)
+
+    def check(self) -> Effective:
+        """Whether policy, plugins and backend exist, before anything runs; the settings as far as they are known.
+
+        Raises:
+            ConfigError, PluginError: what is wrong with it.
+        """
+        effective = effective_settings(self.config, self.policy(), self.origins)
+        for name in self.config.plugins:
+            self.plugins.active(name)
+        self.plugins.backend(self.config.backend.partition(":")[0])
+        return effective
+
+
+def make_arms(texts: Sequence[str], options: EngineOptions) -> list[Arm]:
+    """The arms of a command line.
+
+    Sources, the later wins: the file of ``--config``, the environment, ``--set`` (and ``--backend``, ``--seed``,
+    ``--no-plugin``), the arm's own file or parameters, ``--arm-set``.
+
+    Args:
+        texts: the arms as written; an empty text is an arm without a policy of its own.
+        options: of every arm.
+
+    Raises:
+        ConfigError, PluginError: an arm, a setting, a policy or a parameter does not exist.
+    """
+    if len(texts) > len(string.ascii_uppercase):
+        raise ConfigError(f"there are {len(texts)} arms, and {len(string.ascii_uppercase)} are the most")
+    if len(texts) > 1 and not all(texts):
+        raise ConfigError(f"arm {string.ascii_uppercase[texts.index('')]} is empty; an arm is {ARM_FORMS}")
+    letters = string.ascii_uppercase[: len(texts)]
+    split = [_split_label(text) for text in texts]
+    labels = _labels(letters, split)
+    shared = _shared(options)
+    arm_sets = _arm_sets(options.arm_set or (), letters, labels)
+    arms = []
+    for letter, label, (_, text) in zip(letters, labels, split, strict=True):
+        sources = shared.copy()
+        if _is_file(text):
+            sources.add_file(text)
+        elif text:
+            sources.add_mapping({"policy": parse_arm(text)}, f"arm {text}")
+        _check_shared_policy(shared, sources, letter)
+        sources.add_set(arm_sets[letter], f"--arm-set {letter}")
+        arm = Arm(letter, label, sources.build(), sources.origins)
+        arm.check()
+        arms.append(arm)
+    return arms
+
+
+def check_one_backend(arms: Sequence[Arm]) -> None:
+    """Arms that are compared run on one backend.
+
+    Raises:
+        ConfigError: their files or ``--arm-set`` name several.
+    """
+    first = arms[0]
+    for arm in arms[1:]:
+        if arm.config.backend != first.config.backend:
+            raise ConfigError(
+                f"arm {first.letter} runs on {first.config.backend} and arm {arm.letter} on {arm.config.backend}: "
+                "arms are compared on one backend; name it with --backend, and call once for each"
+            )
+
+
+def _is_file(text: str) -> bool:
+    return text.lower().endswith(SUFFIXES)
+
+
+def _split_label(text: str) -> tuple[str | None, str]:
+    match = _LABELLED.fullmatch(text)
+    return (match[1], match[2].strip()) if match else (None, text.strip())
+
+
+def _labels(letters: str, split: Sequence[tuple[str | None, str]]) -> list[str]:
+    given = [label for label, _ in split if label is not None]
+    for label, count in Counter(given).items():
+        if count > 1:
+            raise ConfigError(f"two arms are called {label!r}; give each a label of its own, as in base=prefill_first")
+    for letter, (named, _) in zip(letters, split, strict=True):
+        if named is not None and named in letters and named != letter:
+            raise ConfigError(
+                f"arm {letter} is labelled {named!r}, which is another arm's letter; choose another label"
+            )
+    short = Counter(_short(text) for _, text in split)
+    found = [
+        label if label is not None else _short(text) if short[_short(text)] == 1 else _own_label(text)
+        for label, text in split
+    ]
+    counts = Counter(found)
+    return [
+        name if label is not None or counts[name] == 1 else f"{name} ({letter})"
+        for letter, name, (label, _) in zip(letters, found, split, strict=True)
+    ]
+
+
+def _short(text: str) -> str:
+    """The policy's name without its parameters, or the file's without its folder."""
+    label = _own_label(text)
+    head, _, rest = label.partition(":")
+    return f"{head}:{rest.partition(':')[0]}" if head.endswith(".py") else head
+
+
+def _own_label(text: str) -> str:
+    if _is_file(text):
+        return Path(text).stem
+    return Path(text).name if ".py:" in text else text
+
+
+def _shared(options: EngineOptions) -> ConfigSources:
+    sources = ConfigSources()
+    if options.config is not None:
+        sources.add_file(options.config)
+    sources.add_environment()
+    sources.add_set(options.set_ or ())
+    for name in ("backend", "seed"):
+        value = getattr(options, name)
+        if value is not None:
+            sources.add_mapping({name: value}, f"--{name}")
+    if options.no_plugin:
+        before = sources.values.get("no_plugins")
+        listed = [*(before if isinstance(before, list) else ()), *options.no_plugin]
+        sources.add_mapping({"no_plugins": listed}, "--no-plugin")
+    return sources
+
+
+def _check_shared_policy(shared: ConfigSources, sources: ConfigSources, letter: str) -> None:
+    """What ``--set`` says of the policy must not be lost in silence behind an arm's own."""
+    origin = shared.origins.get("policy", "")
+    if origin.startswith("--set") and sources.origins["policy"] != origin:
+        name = origin.removeprefix("--set ")
+        raise ConfigError(
+            f"{origin}: arm {letter} names a policy of its own, which wins over it; write parameters into the arm, as "
+            f"in NAME:param=value, or use --arm-set {letter}.{name}=..."
+        )
+
+
+def _arm_sets(texts: Iterable[str], letters: str, labels: Sequence[str]) -> dict[str, list[str]]:
+    """Assignments by the letter of their arm."""
+    names = {**dict(zip(filter(None, labels), letters, strict=False)), **{letter: letter for letter in letters}}
+    found: dict[str, list[str]] = {letter: [] for letter in letters}
+    for text in texts:
+        # Labels may hold dots and equals signs, so they are not found by splitting; the longest is meant.
+        for name in sorted(names, key=len, reverse=True):
+            if text.startswith(f"{name}."):
+                found[names[name]].append(text[len(name) + 1 :])
+                break
+        else:
+            arm = text.partition("=")[0].partition(".")[0]
+            if arm in EngineConfig.model_fields or "." not in text.partition("=")[0]:
+                raise ConfigError(f"--arm-set {text}: write it as ARM.field=value, as in --arm-set A.max_num_seqs=64")
+            raise ConfigError(f"--arm-set {text}: there is no arm {arm!r}; {did_you_mean(arm, names)}")
+    return found

@@ -1,0 +1,107 @@
+"""The options that commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ARM_FORMS = "NAME, NAME:param=value,..., path.py:Class[:param=value,...], or a config file (.yaml, .yml, .toml)"
+
+NoPlugin = Annotated[
+    list[str] | None, typer.Option("--no-plugin", metavar="NAME", help="Leave an installed plugin out. Repeatable.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where settings come from."""
+
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Settings of every arm: a YAML or TOML file.")
+    ] = None
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=VALUE", help="One setting of every arm, as in max_num_seqs=64. Repeatable."),
+    ] = None
+    arm_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arm-set",
+            metavar="ARM.A.B=VALUE",
+            help="One setting of one arm, named by letter (A is the first) or label. Repeatable.",
+        ),
+    ] = None
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend", metavar="BACKEND", help="What executes: sim:llama-3.1-8b@h100, cpu:smollm2-135m, ..."
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Of prompts and of everything else drawn by chance.")
+    ] = None
+    no_plugin: NoPlugin = None
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What is offered."""
+
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload",
+            metavar="SPEC",
+            help="A trace (Azure CSV, Mooncake JSONL, plain JSONL) or synthetic:rate=4,n=100,prompt=512,output=128. "
+            "Without it, a synthetic one that suits the backend.",
+        ),
+    ] = None
+    speedup: Annotated[
+        float, typer.Option("--speedup", metavar="X", help="Divide arrival times by X: 2 is twice the load.")
+    ] = 1.0
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Take the first N requests only.")] = None
+    declared_max_tokens: Annotated[
+        str,
+        typer.Option(
+            "--declared-max-tokens",
+            metavar="RULE",
+            help="max_tokens of requests that declare none: model (all that fits), exact (the true length, which "
+            "makes policies that read it oracles) or a number.",
+        ),
+    ] = "model"
+    respect_eos: Annotated[
+        bool, typer.Option("--respect-eos", help="Let end-of-sequence tokens end requests before their true length.")
+    ] = False
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            "--slo",
+            metavar="GOALS",
+            help="Objectives of requests that bring none, in seconds: ttft=1.0,tpot=0.05. Goodput counts who met them.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class StopOptions:
+    """When a run ends early."""
+
+    max_steps: Annotated[int | None, typer.Option("--max-steps", metavar="N", help="Stop an arm after N steps.")] = None
+    max_seconds: Annotated[
+        float | None, typer.Option("--max-seconds", metavar="S", help="Stop an arm after S seconds of its clock.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is written where."""
+
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write records and results to a file.")
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False
+    debug: Debug = False

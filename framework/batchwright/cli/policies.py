@@ -1,0 +1,142 @@
+"""``batchwright policies``: what can be named, and what one of them takes."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchwright.cli.options import Debug, NoPlugin
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+    from batchwright.policy import Policy
+
+
+def policies(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Tell all about this one; path.py:Class works too.")
+    ] = None,
+    no_plugin: NoPlugin = None,
+    debug: Debug = False,
+) -> None:
+    """List the policies, or tell all about one.
+
+    \b
+    Examples:
+      batchwright policies
+      batchwright policies stall_free
+      batchwright policies my_policy.py:Mine
+
+    The list says what each does, what it declares, and which distribution brings it. Declared are: "never cuts"
+    (prompts run whole, so those beyond the token budget are refused), "decodes are free" (they take nothing of the
+    budget), "predicts" (it needs a backend with a cost estimate: sim), "stationary" (what it decided it decides again
+    until something changes).
+
+    With NAME: its documentation, its parameters with type and default, the settings it wants where the config says
+    nothing, and the hooks it implements. batchwright config schema --policy NAME gives the parameters as JSON Schema.
+    """
+    from batchwright.cli.output import make_console, make_table, print_table, say
+    from batchwright.plugins import load_plugins
+
+    plugins = load_plugins(no_plugin or ())
+    console = make_console()
+    if name is not None:
+        from batchwright.resolve import resolve_policy
+
+        policy = next(iter(resolve_policy(name, plugins).slots.values()))
+        plugin = plugins.origin.get(("policies", name.partition(":")[0]))
+        origin = plugins.plugins[plugin].distribution if plugin is not None else inspect.getfile(type(policy))
+        _describe(console, name, policy, origin)
+        return
+    table = make_table(console, "policy", "what it does", "declares", "from")
+    for known, kind in sorted(plugins.policies.items()):
+        distribution = plugins.plugins[plugins.origin["policies", known]].distribution
+        table.add_row(known, _summary(kind), ", ".join(_declared(_default(kind))), distribution)
+    print_table(console, table)
+    say(console, "batchwright policies NAME tells all about one.")
+
+
+def _default(kind: type[Policy]) -> Policy | type[Policy]:
+    """An object with default parameters, since these may change what it declares; the class where some have none."""
+    from batchwright.errors import ConfigError
+
+    try:
+        return kind()
+    except ConfigError:
+        return kind
+
+
+def _summary(kind: type[Policy]) -> str:
+    from batchwright.policy import Policy
+
+    doc = inspect.getdoc(kind) if kind.__doc__ or kind.__mro__[1] is not Policy else None
+    return " ".join((doc or "").partition("\n\n")[0].split())
+
+
+def _declared(policy: Policy | type[Policy]) -> list[str]:
+    said = {
+        "never cuts": not policy.chunks,
+        "decodes are free": not policy.budget_counts_decodes,
+        "predicts": policy.uses_predict,
+        "stationary": policy.stationary,
+    }
+    return [words for words, holds in said.items() if holds]
+
+
+def _describe(console: Console, name: str, policy: Policy, origin: str) -> None:
+    from batchwright.cli.output import make_table, print_table, say
+    from batchwright.hookspecs import HOOKS
+    from batchwright.limits import Limits
+    from batchwright.plugin_checks import hook_methods
+
+    kind = type(policy)
+    say(console, f"{name}, from {origin}\n")
+    say(console, (inspect.getdoc(kind) or "It has no documentation.") + "\n")
+    say(console, f"declares: {', '.join(_declared(policy)) or 'nothing special'}")
+    marked = dict(hook_methods(kind))
+    say(console, f"hooks: {', '.join(hook for hook in HOOKS if hook in marked)}")
+    wanted = policy.defaults(Limits())
+    if wanted:
+        said = ", ".join(f"{key}={value}" for key, value in wanted.items())
+        say(console, f"settings it wants where the config leaves them unset: {said}")
+    if not kind.Params.model_fields:
+        say(console, "parameters: none")
+        return
+    say(console, "parameters:")
+    table = make_table(console, "name", "type", "default", "what it is")
+    for parameter, (words, default, description) in parameters(kind.Params).items():
+        table.add_row(parameter, words, default, description)
+    print_table(console, table)
+
+
+def parameters(model: type[BaseModel]) -> dict[str, tuple[str, str, str]]:
+    """Name to type in words, default and description of each field."""
+    schema = model.model_json_schema()
+    found = {}
+    for name, field in schema.get("properties", {}).items():
+        default = "required" if "default" not in field else _value(field["default"])
+        found[name] = (_type(field), default, field.get("description", ""))
+    return found
+
+
+def _type(field: dict[str, Any]) -> str:
+    """A JSON Schema in words: ``integer >= 1 or null``."""
+    if "anyOf" in field:
+        return " or ".join(_type(part) for part in field["anyOf"])
+    if "enum" in field:
+        return " or ".join(map(_value, field["enum"]))
+    words = str(field.get("type", field.get("$ref", "any").rpartition("/")[2]))
+    for key, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<")):
+        if key in field:
+            words += f" {sign} {field[key]}"
+    return words
+
+
+def _value(value: Any) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value)

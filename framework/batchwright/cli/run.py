@@ -1,0 +1,45 @@
+"""``batchwright run``: one arm, its figures and its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchwright.cli.option_groups import takes_groups
+from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WorkloadOptions
+
+
+@takes_groups
+def run(
+    engine: EngineOptions,
+    workload: WorkloadOptions,
+    stop: StopOptions,
+    output: OutputOptions,
+    arm: Annotated[str, typer.Argument(metavar="[ARM]", help="The policy, or a config file.", show_default=False)] = "",
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="Write every decision, for batchwright replay."),
+    ] = None,
+) -> None:
+    """Run one policy on a workload.
+
+    ARM is NAME, NAME:param=value,..., path.py:Class[:param=value,...], or a config file (.yaml, .yml, .toml); without
+    it, the policy that --config, the environment or --set names, else prefill_first.
+
+    \b
+    Examples:
+      batchwright run stall_free --workload trace.csv --limit 1000
+      batchwright run vllm_v1 --slo ttft=1.0,tpot=0.05 --json out.json
+      batchwright run my_policy.py:Mine --limit 50 --record decisions.jsonl.gz
+
+    It prints the figures of the run and what the load was like. --json writes the record of every request and step.
+    --record writes what the policy decided in every step; batchwright replay then tells whether it still decides so.
+
+    Exit code: 0; 1 when requests failed or none finished; 2 for a wrong command line or config; 130 after Ctrl-C, which
+    prints what there is.
+    """
+    from batchwright.cli.experiment import run_experiment
+
+    raise typer.Exit(run_experiment([arm], engine, workload, stop, output, record))
