@@ -1,0 +1,13 @@
+"""Entry point of the distribution: what it brings."""
+
+from __future__ import annotations
+
+from batchwright import Policy, hookimpl
+
+from batchwright_loadshed.bounded_wait import BoundedWait
+
+
+@hookimpl
+def register_policies() -> dict[str, type[Policy]]:
+    """The one policy of this distribution; a config activates it by its name."""
+    return {"bounded_wait": BoundedWait}
