@@ -15,7 +15,7 @@ import pytest
 from batchwright.errors import ComparisonError
 from batchwright.lab import METRICS, compare
 from batchwright.lab.alignment import share_that_differs
-from batchwright.lab.bootstrap import LEVEL, NUM_RESAMPLES, PairedBootstrap, expanded_tail
+from batchwright.lab.bootstrap import LEVEL, NUM_RESAMPLES, Interval, PairedBootstrap, expanded_tail
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.samples import Samples
 from batchwright.request import SLO
@@ -127,7 +127,8 @@ def test_a_run_against_itself_shows_no_difference() -> None:
 def test_a_longer_gap_is_worse_with_its_size(metric) -> None:
     found = compare([noisy("a", 1), noisy("b", 2, shift=1.1)]).verdict(metric)
     assert found.words == "worse"
-    assert 0 < found.low < found.difference < found.high
+    assert 0 < found.interval.low < found.difference < found.interval.high
+    assert found.interval.relative_low < found.relative < found.interval.relative_high
     assert found.relative == pytest.approx(0.1, abs=0.04)
     back = compare([noisy("b", 2, shift=1.1), noisy("a", 1)]).verdict(metric)
     assert back.words == "better"
@@ -154,7 +155,7 @@ def test_a_shift_of_three_percent_is_found() -> None:
 
 def test_fewer_than_ten_requests_carry_no_verdict() -> None:
     found = compare([noisy("a", 1, num=9), noisy("b", 2, num=9, shift=2)]).verdict("mean_itl_ms")
-    assert (found.words, found.low, found.high) == ("no difference shown", None, None)
+    assert (found.words, found.interval) == ("no difference shown", None)
     assert found.relative > 0.9
 
 
@@ -163,7 +164,7 @@ def test_goodput_is_tested_and_throughput_is_not() -> None:
     found = compare([noisy("a", 1, slo=slo), noisy("b", 2, shift=1.3, slo=slo)])
     goodput = found.verdict("request_goodput")
     assert goodput.words == "worse"
-    assert goodput.low < goodput.difference < goodput.high < 0
+    assert goodput.interval.low < goodput.difference < goodput.interval.high < 0
     assert found.verdict("request_throughput").words == "not tested"
     assert found.verdict("num_refused").words == "no difference"
 
@@ -223,18 +224,17 @@ def test_weighted_statistics_are_those_of_the_repeated_values(seed, ties) -> Non
     def repeated(sample: Samples, weights: np.ndarray) -> np.ndarray:
         return np.repeat(sample.values, weights[sample.owners * boot.num_blocks // num])
 
-    def interval(statistic) -> np.ndarray:
-        with np.errstate(all="ignore"):
-            pairs = [(repeated(base, w), repeated(other, w)) for w in draws]
-            found = np.array([statistic(b) - statistic(a) for a, b in pairs if len(a) and len(b)])
-        return np.quantile(found, tails)
+    def check(found: Interval | None, statistic) -> None:
+        pairs = [(repeated(base, w), repeated(other, w)) for w in draws]
+        a, b = np.array([(statistic(a), statistic(b)) for a, b in pairs if len(a) and len(b)]).T
+        expected = [*np.quantile(b - a, tails), *np.quantile((b - a) / a, tails)]
+        assert [found.low, found.high, found.relative_low, found.relative_high] == pytest.approx(expected)
 
-    assert boot.mean_interval(base, other) == pytest.approx(interval(np.mean))
+    check(boot.mean_interval(base, other), np.mean)
+    check(boot.total_interval(base, other), np.sum)
     quantiles = (0.5, 0.9, 0.99)
     for q, found in zip(quantiles, boot.quantile_intervals(base, other, quantiles), strict=True):
-        assert found == pytest.approx(interval(lambda v, q=q: np.quantile(v, q)))
-    totals = [repeated(other, w).sum() - repeated(base, w).sum() for w in draws]
-    assert boot.total_interval(base, other) == pytest.approx(np.quantile(totals, tails))
+        check(found, lambda v, q=q: np.quantile(v, q))
 
 
 def test_a_grid_of_many_values_changes_little() -> None:
@@ -243,10 +243,11 @@ def test_a_grid_of_many_values_changes_little() -> None:
     base = Samples(rng.lognormal(0, 1, 40_000), owners)
     other = Samples(base.values * 1.2, owners)
     boot = PairedBootstrap(2000)
-    for q, (low, high) in zip((0.5, 0.9, 0.99), boot.quantile_intervals(base, other, (0.5, 0.9, 0.99)), strict=True):
+    for q, found in zip((0.5, 0.9, 0.99), boot.quantile_intervals(base, other, (0.5, 0.9, 0.99)), strict=True):
         exact = np.quantile(other.values, q) - np.quantile(base.values, q)
-        assert low < exact < high
-        assert high - low < 0.5 * exact
+        assert found.low < exact < found.high
+        assert found.relative_low == pytest.approx(0.2, abs=0.01)
+        assert found.relative_high == pytest.approx(0.2, abs=0.01)
 
 
 def test_blocks_hold_requests_that_follow_each_other() -> None:
@@ -264,8 +265,8 @@ def test_dependence_within_blocks_widens_the_interval() -> None:
     for seed in range(100):
         noise = np.repeat(rng.normal(0, 1, (2, 100)), 10, axis=1)
         boot = PairedBootstrap(1000, seed)
-        low, high = boot.mean_interval(Samples(10 + noise[0], np.arange(1000)), Samples(10 + noise[1], np.arange(1000)))
-        wrong += not low <= 0 <= high
+        found = boot.mean_interval(Samples(10 + noise[0], np.arange(1000)), Samples(10 + noise[1], np.arange(1000)))
+        wrong += not found.low <= 0 <= found.high
     assert wrong <= 5  # 1% is expected; 99% intervals over independent requests are wrong in about 40
 
 

@@ -67,10 +67,11 @@ def test_rows_give_both_values_the_difference_its_interval_and_the_verdict() -> 
     line = text["Mean ITL (ms)"]
     assert f"{verdict.base:,.2f}" in line
     assert f"{verdict.value:,.2f}" in line
-    assert f"{100 * verdict.relative:+.1f}% [{100 * verdict.low / verdict.base:+.1f}, " in line
+    assert f"{100 * verdict.relative:+.1f}% [{100 * verdict.interval.relative_low:+.1f}, " in line
     assert line.endswith(" worse")
     verdict = found.verdict("median_ttft_ms")
-    interval = f"[{100 * verdict.low / verdict.base:+.1f}%, {100 * verdict.high / verdict.base:+.1f}%]"
+    low, high = verdict.interval.relative_low, verdict.interval.relative_high
+    interval = f"[{100 * low:+.1f}%, {100 * high:+.1f}%]"
     assert text["Median TTFT (ms)"].endswith(f"{interval} no difference shown")
     assert text["Refused"].endswith("no difference")
     assert text["Throughput (req/s)"].rstrip().endswith("%")  # one number a run: no verdict
@@ -118,6 +119,20 @@ def test_one_arm_has_no_differences() -> None:
     text = format_report(compare(arms()[:1]))
     assert "difference" not in text
     assert "Mean TTFT (ms)" in text
+
+
+def test_a_long_name_is_broken_at_its_parameters() -> None:
+    a, b = arms()
+    text = format_report(compare([a, replace(b, arm="stall_free:chunk_size=512,other=1")]))
+    lines = text.splitlines()
+    last = next(i for i, line in enumerate(lines) if line.startswith("arms differ in"))
+    assert [line.split() for line in lines[last - 2 : last + 1]] == [
+        ["stall_free:"],
+        ["chunk_size=512,"],
+        ["arms", "differ", "in", "prefill_first", "other=1"],
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    assert rows(text)["Mean ITL (ms)"].endswith(" worse")
 
 
 def test_names_with_brackets_are_no_markup() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -31,6 +32,21 @@ MIN_REQUESTS = 10
 _MAX_GRID = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Of a difference, other - base.
+
+    Attributes:
+        low, high: of the difference.
+        relative_low, relative_high: of the difference as a share of base's value; None where that can be 0.
+    """
+
+    low: float
+    high: float
+    relative_low: float | None
+    relative_high: float | None
+
+
 class PairedBootstrap:
     """Draws blocks of requests once, and evaluates statistics on every draw.
 
@@ -46,29 +62,32 @@ class PairedBootstrap:
         draws = rng.multinomial(self.num_blocks, np.full(self.num_blocks, 1 / self.num_blocks), size=NUM_RESAMPLES)
         self._weights = draws.astype(np.float64)  # [resamples, blocks]: how often each block was drawn
 
-    def mean_interval(self, base: Samples, other: Samples) -> tuple[float, float] | None:
+    def mean_interval(self, base: Samples, other: Samples) -> Interval | None:
         """Interval of mean(other) - mean(base); None where it cannot be told."""
-        return self._interval(self._means(other) - self._means(base))
+        return self._interval(self._means(base), self._means(other))
 
-    def total_interval(self, base: Samples, other: Samples) -> tuple[float, float] | None:
+    def total_interval(self, base: Samples, other: Samples) -> Interval | None:
         """Interval of sum(other) - sum(base)."""
-        return self._interval(self._weights @ (self._sums(other) - self._sums(base)))
+        return self._interval(self._weights @ self._sums(base), self._weights @ self._sums(other))
 
-    def quantile_intervals(
-        self, base: Samples, other: Samples, quantiles: tuple[float, ...]
-    ) -> list[tuple[float, float] | None]:
+    def quantile_intervals(self, base: Samples, other: Samples, quantiles: tuple[float, ...]) -> list[Interval | None]:
         """Interval of the difference of each quantile, other - base."""
         grid = _grid(base, other)
         pairs = zip(self._quantiles(base, grid, quantiles), self._quantiles(other, grid, quantiles), strict=True)
-        return [self._interval(b - a) for a, b in pairs]
+        return [self._interval(a, b) for a, b in pairs]
 
-    def _interval(self, differences: Floats) -> tuple[float, float] | None:
-        differences = differences[np.isfinite(differences)]
-        if self.num_requests < MIN_REQUESTS or len(differences) < 0.99 * NUM_RESAMPLES:
+    def _interval(self, base: Floats, other: Floats) -> Interval | None:
+        defined = np.isfinite(base) & np.isfinite(other)
+        base, other = base[defined], other[defined]
+        if self.num_requests < MIN_REQUESTS or len(base) < 0.99 * NUM_RESAMPLES:
             return None
         tail = expanded_tail(self.num_blocks)
-        low, high = np.quantile(differences, [tail, 1 - tail])
-        return float(low), float(high)
+        differences: Floats = other - base
+        low, high = np.quantile(differences, [tail, 1 - tail]).tolist()
+        if not (base > 0).all():
+            return Interval(low, high, None, None)
+        relative_low, relative_high = np.quantile(differences / base, [tail, 1 - tail]).tolist()
+        return Interval(low, high, relative_low, relative_high)
 
     def _blocks(self, samples: Samples) -> NDArray[np.int64]:
         return samples.owners * self.num_blocks // self.num_requests

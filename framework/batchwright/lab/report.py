@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ def _header(runs: Sequence[RunRecord]) -> Iterator[RenderableType]:
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column(Text("arms differ in"))
         for run in runs:
-            table.add_column(Text(run.arm), overflow="fold")
+            table.add_column(_heading(run.arm), overflow="fold")
         for name, values in differing.items():
             table.add_row(Text(name), *(Text(_value(v)) for v in values))
         yield Padding(table, (1, 0, 0, 0))
@@ -124,7 +125,7 @@ def _table(comparison: Comparison) -> RenderableType:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
     for run in runs:
-        table.add_column(Text(run.arm), justify="right", overflow="fold")
+        table.add_column(_heading(run.arm), justify="right", overflow="fold")
     verdicts = {(v.arm, v.metric): v for v in comparison.verdicts}
     pair = len(runs) == 2
     if pair:
@@ -146,6 +147,11 @@ def _table(comparison: Comparison) -> RenderableType:
     return Padding(table, (1, 0, 1, 0))
 
 
+def _heading(arm: str) -> Text:
+    """An arm's name, broken at its parameters where it is longer than the numbers under it."""
+    return Text(re.sub(r"(?<=[:,])", "\n", arm) if len(arm) > 14 else arm)
+
+
 def _number(metric: Metric, value: float | int | None) -> str:
     return _NONE if value is None else f"{value * metric.scale:,.{metric.decimals}f}"
 
@@ -154,15 +160,16 @@ def _said(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> 
     """Size, interval and verdict; in percent of the first arm where that says something, else as it is."""
     if verdict is None or verdict.difference is None:
         return Text(_NONE)
-    if verdict.words == NO_DIFFERENCE:
-        return Text(NO_DIFFERENCE)
+    if verdict.words == NO_DIFFERENCE or (verdict.words == NOT_SHOWN and not interval):
+        return Text(verdict.words)
     if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
         size = f"{verdict.difference * metric.scale:+,.{metric.decimals}f}"
     else:
         size = f"{_percent(verdict.relative)}%"
     said = Text(size)
-    if interval and verdict.low is not None and verdict.high is not None and verdict.base:
-        low, high = (_percent(end / abs(verdict.base)) for end in (verdict.low, verdict.high))
+    found = verdict.interval if interval else None
+    if found is not None and found.relative_low is not None and found.relative_high is not None:
+        low, high = _percent(found.relative_low), _percent(found.relative_high)
         # Where nothing is shown, the interval is all there is to say: a single size would be read as one.
         said = Text(f"[{low}%, {high}%]" if verdict.words == NOT_SHOWN else f"{size} [{low}, {high}]")
     if verdict.words != NOT_TESTED:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.lab.bootstrap import PairedBootstrap
+from batchwright.lab.bootstrap import Interval, PairedBootstrap
 from batchwright.lab.metrics import METRICS, PERCENTILES, Metric
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.samples import LATENCIES, Samples, latency_samples, met_slo
@@ -21,8 +21,6 @@ WORSE = "worse"
 NOT_TESTED = "not tested"
 UNDEFINED = "undefined"
 
-Interval = tuple[float, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -33,7 +31,7 @@ class Verdict:
         metric: name of the metric.
         base, value: of the first arm, and of this one; None: undefined there.
         difference: ``value - base``.
-        low, high: interval of the difference; None where there is none.
+        interval: of the difference; None where there is none.
         words: ``no difference`` (the same in every request), ``better`` or ``worse`` (the interval leaves out 0),
             ``no difference shown`` (it holds 0, or requests are too few), ``not tested`` (one number a run: it differs,
             and there is no interval), ``undefined`` (in one arm at least).
@@ -44,8 +42,7 @@ class Verdict:
     base: float | int | None
     value: float | int | None
     difference: float | None
-    low: float | None
-    high: float | None
+    interval: Interval | None
     words: str
 
     @property
@@ -61,8 +58,10 @@ class Verdict:
             "base": self.base,
             "value": self.value,
             "difference": self.difference,
-            "low": self.low,
-            "high": self.high,
+            "low": self.interval and self.interval.low,
+            "high": self.interval and self.interval.high,
+            "relative_low": self.interval and self.interval.relative_low,
+            "relative_high": self.interval and self.interval.relative_high,
             "verdict": self.words,
         }
 
@@ -93,18 +92,17 @@ class Judge:
         base, value = self._summary[metric.name], summary[metric.name]
         if base is None or value is None:
             words = NO_DIFFERENCE if base is value else UNDEFINED
-            return Verdict(arm, metric.name, base, value, None, None, None, words)
+            return Verdict(arm, metric.name, base, value, None, None, words)
         same, interval = tested.get(metric.name, (base == value, None))
         if same:
-            return Verdict(arm, metric.name, base, value, value - base, None, None, NO_DIFFERENCE)
-        low, high = interval or (None, None)
+            return Verdict(arm, metric.name, base, value, value - base, None, NO_DIFFERENCE)
         if metric.name not in tested or metric.better is None:
             words = NOT_TESTED
-        elif low is None or high is None or low <= 0 <= high:
+        elif interval is None or interval.low <= 0 <= interval.high:
             words = NOT_SHOWN
         else:
-            words = BETTER if (low > 0) == (metric.better == "higher") else WORSE
-        return Verdict(arm, metric.name, base, value, value - base, low, high, words)
+            words = BETTER if (interval.low > 0) == (metric.better == "higher") else WORSE
+        return Verdict(arm, metric.name, base, value, value - base, interval, words)
 
     def _intervals(self, samples: dict[str, Samples]) -> Iterator[tuple[str, tuple[bool, Interval | None]]]:
         """For each metric that can be tested: whether it is the same in every request, and else the interval."""
