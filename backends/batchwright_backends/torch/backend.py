@@ -76,10 +76,10 @@ class TorchBackend(Backend):
         self.name = name
         self.tokenizer = loaded.tokenizer
         self.clock = RealClock()
-        self.model = loaded.model
+        self.model: Any = loaded.model
         self.layers = layers
         self.kernel = kernel
-        self.cache = cache
+        self.cache: KVCache = cache
         self._capacity = capacity
         self._device: torch.device = loaded.model.device
         self._keeps_logits = probe.keeps_logits(loaded.model)
@@ -180,6 +180,14 @@ class TorchBackend(Backend):
                     **({"logits_to_keep": sampled} if self._keeps_logits else {}),
                 ).logits[0]
             return logits if self._keeps_logits else logits.index_select(0, sampled)
+
+    def close(self) -> None:
+        """Give back the memory of model and KV cache. Nothing of the backend works afterwards."""
+        self.model, self.layers = None, {}
+        if hasattr(self, "cache"):  # closing twice is no fault
+            del self.cache
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)

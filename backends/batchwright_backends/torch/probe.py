@@ -134,8 +134,8 @@ def refuse_other_states(config: Any, name: str) -> None:
     if others:
         found = "; ".join(f"{kind!r}: {_few(indexes)}" for kind, indexes in others.items())
         raise BackendError(
-            f"{name} has layers that are not causal attention over all or the last tokens ({found}): what they keep "
-            "is not a KV cache in blocks, so they cannot be run here; choose a model of attention layers only"
+            f"{name} has layers that are not causal attention over all tokens or a window of the last ({found}): KV "
+            "blocks are not the state that they keep, so they cannot be run here; choose a model of such layers only"
         )
 
 

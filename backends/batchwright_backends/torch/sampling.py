@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 # Below this a temperature is greedy: the quotients would leave float32 for nothing.
 GREEDY_BELOW = 1e-5
-# Likeliest tokens looked at first for top_p; rows whose sum they do not reach are sorted whole.
-TOP_P_WIDTH = 1024
 
 
 def sample(logits: torch.Tensor, params: SamplingArrays) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +66,7 @@ def _draw(logits: torch.Tensor, params: SamplingArrays, rows: NDArray[np.intp]) 
 
     x = logits.float()
     # Weights relative to the likeliest token: 1 for it, so never all zero, whatever the temperature.
-    weights = ((x - x.amax(dim=-1, keepdim=True)) / column(params.temperature)).exp_()
+    weights = (x - x.amax(dim=-1, keepdim=True)).div_(column(params.temperature)).exp_()
     if (params.min_p[rows] > 0).any():
         weights.masked_fill_(weights < column(params.min_p), 0.0)
     top_k, top_p = params.top_k[rows], params.top_p[rows]
@@ -86,31 +84,28 @@ def _filtered(weights: torch.Tensor, top_k: NDArray[np.int32], top_p: NDArray[np
     """Weights with zeros for all but the likeliest tokens of each row: ``top_k`` (0: all), then ``top_p``."""
     vocabulary = weights.shape[-1]
     limit = np.where(top_k > 0, np.minimum(top_k, vocabulary), vocabulary)
-    narrow = limit[limit < vocabulary]
-    width = int(narrow.max()) if narrow.size else 0
-    if ((limit == vocabulary) & (top_p < 1)).any():
-        width = min(vocabulary, max(width, TOP_P_WIDTH))
-    if not width:  # every top_k is the vocabulary or more
-        return weights
-    kept = torch.from_numpy(limit).to(weights.device)[:, None]
-    p = torch.from_numpy(top_p).to(weights.device)[:, None]
-
-    best = weights.topk(width, dim=-1).values
-    sums = best.cumsum(dim=-1, dtype=torch.float64)
-    within = sums.gather(-1, kept.clamp(max=width) - 1)
-    total = torch.where(kept < vocabulary, within, weights.sum(dim=-1, keepdim=True, dtype=torch.float64))
-    short = (sums[:, -1:] < p * total) & (p < 1) & (kept == vocabulary)
-    if width < vocabulary and bool(short.any()):
-        best = weights.sort(dim=-1, descending=True).values
+    kept = torch.from_numpy(limit.astype(np.int64)).to(weights.device)[:, None]  # tokens that stay
+    width = int(limit.max())
+    # Where few are wanted of every row, picking them takes a tenth of sorting all.
+    best = weights.topk(width, dim=-1).values if width * 64 <= vocabulary else _descending(weights)
+    if (top_p < 1).any():
+        p = torch.from_numpy(top_p).to(weights.device)[:, None]
         sums = best.cumsum(dim=-1, dtype=torch.float64)
-    reaching = (sums < p * total).sum(dim=-1, keepdim=True) + 1  # tokens that first reach the sum
-    kept = torch.where(p < 1, torch.minimum(kept, reaching), kept)
+        reaching = (sums < p * sums.gather(-1, kept - 1)).sum(dim=-1, keepdim=True) + 1
+        kept = torch.where(p < 1, torch.minimum(kept, reaching), kept)
 
-    # The weight of the last token kept; of those that share it, only as many as there is room for, lowest ids first.
-    all_kept = kept >= vocabulary
-    last = best.gather(-1, kept.clamp(max=best.shape[-1]) - 1)
-    above = weights > last
-    equal = weights == last
-    room = kept - above.sum(dim=-1, keepdim=True)
-    keep = all_kept | above | (equal & (equal.cumsum(dim=-1) <= room))
-    return weights.masked_fill(~keep, 0.0)
+    # Down to the weight of the last token kept; of those that share it, only as many as there is room for.
+    last = best.gather(-1, kept - 1)
+    keep = weights >= last
+    if bool((keep.sum(dim=-1, keepdim=True, dtype=torch.int32) > kept).any()):
+        equal = weights == last
+        room = kept - (keep & ~equal).sum(dim=-1, keepdim=True)
+        keep &= ~equal | (equal.cumsum(dim=-1, dtype=torch.int32) <= room)  # the lowest ids
+    return weights * keep
+
+
+def _descending(weights: torch.Tensor) -> torch.Tensor:
+    """Each row sorted, the largest first. On CPU by numpy, whose sort is vectorized."""
+    if weights.device.type == "cpu":
+        return torch.from_numpy(np.sort(weights.numpy(), axis=-1)[:, ::-1].copy())
+    return weights.sort(dim=-1, descending=True).values

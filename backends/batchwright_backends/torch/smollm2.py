@@ -131,7 +131,7 @@ def convert(gguf: Path, out: Path) -> Path:
 
 
 _CONVERSION = """
-import sys
+import json, pathlib, sys
 import torch, transformers
 folder, gguf, out = sys.argv[1:]
 model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
@@ -140,6 +140,9 @@ if hasattr(model.config, "quantization_config"):
     del model.config.quantization_config
 model.save_pretrained(out)
 transformers.AutoTokenizer.from_pretrained(folder, gguf_file=gguf).save_pretrained(out)
+# A class name that versions 4 and 5 both know: one may write the folder and another read it.
+path = pathlib.Path(out, "tokenizer_config.json")
+path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
 """
 
 

@@ -104,3 +104,15 @@ def load_reference(folders: Callable[[str], Path]) -> Callable[[str], Any]:
         return loaded[name]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> str:
+    """The real model; fetched where it is not there."""
+    from batchwright.errors import BackendError, ConfigError
+    from batchwright_backends.torch import models
+
+    try:
+        return str(models.ensure_model("smollm2-135m"))
+    except (BackendError, ConfigError) as error:
+        pytest.skip(f"SmolLM2-135M cannot be had: {error}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ def create(target: str, device: str = "cpu", options: dict[str, Any] | None = No
 # Models -------------------------------------------------------------------------------------------------------
 
 
+# Version 4 of transformers warns that BLOOM knows no position_ids, and is refused all the same.
+@pytest.mark.filterwarnings("ignore:`position_ids` have no functionality in BLOOM")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -199,6 +203,21 @@ def test_the_pool_is_sized_by_memory(make_backend: Make, monkeypatch: pytest.Mon
         make_backend("llama", num_blocks=None, memory_fraction=0.5)
     monkeypatch.setattr(memory, "free_host_bytes", lambda: None)  # a system that does not say
     assert make_backend("llama", num_blocks=None).capacity().num_blocks == 1000
+
+
+@pytest.mark.parametrize("settings", [{"block_size": 1}, {"block_size": 16}, {"max_model_len": 1}])
+def test_the_smallest_pools_are_taken(settings: dict[str, int], folders: Make) -> None:
+    capacity = create(str(folders("gemma2")), num_blocks=1, **settings).capacity()
+    assert capacity.num_blocks == 1 and capacity.max_model_len == settings.get("max_model_len", 256)
+
+
+def test_close_gives_the_memory_back(make_backend: Make) -> None:
+    backend = make_backend("llama")
+    refs = [weakref.ref(backend.model), weakref.ref(backend.cache.keys[0])]
+    backend.close()
+    backend.close()
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
 
 
 def test_free_memory_is_a_plausible_number() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from batchwright.batch import SamplingArrays
-from batchwright_backends.torch import sampling
 from batchwright_backends.torch.sampling import sample, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,9 +87,7 @@ def test_of_equal_tokens_the_lower_id_is_the_likelier() -> None:
         assert set(tokens.tolist()) == allowed, options  # weight of 5: 20.1 of 31.1; with 0 and 1 just past 0.7
 
 
-def test_top_p_past_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flat distribution needs more tokens than are looked at first; the others of the batch do not."""
-    monkeypatch.setattr(sampling, "TOP_P_WIDTH", 4)
+def test_top_p_of_flat_and_peaked_rows_together() -> None:
     logits = np.random.default_rng(1).normal(0, 0.3, 64).astype(np.float32)
     peak = logits.copy()
     peak[3] = 40.0

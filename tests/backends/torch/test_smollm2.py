@@ -173,15 +173,6 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'smollm2-135m'?" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def smollm2_folder() -> str:
-    """The real model; fetched where it is not there."""
-    try:
-        return str(models.ensure_model("smollm2-135m"))
-    except (BackendError, ConfigError) as error:
-        pytest.skip(f"SmolLM2-135M cannot be had: {error}")
-
-
 PROMPTS = [
     "The capital of France is",
     "Once upon a time there was a small robot who",
