@@ -7,11 +7,11 @@ leaks, and everybody ends.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from batchwright import HOLD, Policy, Request, Step, block_manager, hookimpl
+from anyhow import Anyhow
+from batchwright import block_manager
 from fake_backend import FakeBackend
 from faulty import FAULTS, Culprit
 from hypothesis import given, settings
@@ -21,46 +21,11 @@ from toolbox import SHIPPED, check_empty, check_whole, expected_of, make_engine,
 _hash = block_manager.xxh3_64_intdigest
 
 
-class Random(Policy):
-    """Offers in any order, cuts anywhere, reserves anything and evicts anybody, but always lets somebody run."""
-
-    budget_counts_decodes = False
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._rng = random.Random(seed)
-
-    @hookimpl
-    def admission(self, step: Step) -> Iterator[Any]:
-        everybody = [*step.running, *step.waiting]
-        self._rng.shuffle(everybody)
-        for request in everybody[: self._rng.randint(1, len(everybody))]:
-            if not request.num_scheduled:
-                yield request if self._rng.random() < 0.7 else [request]
-        if not step.batch:
-            yield step.running
-
-    @hookimpl
-    def chunking(self, step: Step, request: Request) -> int:
-        return self._rng.randint(self._rng.randint(0, 1), min(request.num_pending, step.budget))
-
-    @hookimpl
-    def reservation(self, step: Step, request: Request) -> int:
-        return self._rng.choice([0, request.num_tokens, request.num_prompt_tokens + request.max_tokens])
-
-    @hookimpl
-    def preemption(self, step: Step, request: Request) -> Any:
-        if self._rng.random() < 0.3:
-            return HOLD
-        residents = [r for r in (*step.running, *step.batch) if r.is_resident]
-        return self._rng.choice(residents) if residents else HOLD
-
-
 def _policy(rng: random.Random) -> Any:
     kind = rng.random()
     if kind < 0.5:
         return rng.choice([*SHIPPED, "vllm_v1:scheduling_policy=priority", "stall_free:chunk_size=6"])
-    return Random(rng.randrange(1000)) if kind < 0.8 else Culprit(FAULTS[rng.choice(sorted(FAULTS))], every=3)
+    return Anyhow(rng.randrange(1000)) if kind < 0.8 else Culprit(FAULTS[rng.choice(sorted(FAULTS))], every=3)
 
 
 def _run(seed: int) -> dict[str, int]:

@@ -299,3 +299,22 @@ def test_hold_is_no_victim_for_a_resident_either() -> None:
     assert len(tape.reasons) == 4
     for request in tape.requests.values():
         assert request.output_token_ids == expected_of(request)
+
+
+def test_evicting_only_who_was_admitted_in_this_step_is_no_progress() -> None:
+    """Nothing would ever change: each step ends where it began."""
+
+    def admission(step: Step) -> Iterator[Any]:
+        yield from step.waiting  # "a" enters; "b" evicts it and still does not fit beside the resident
+        if step.index == 0:
+            yield step.running
+
+    def preemption(step: Step, request: Request) -> Any:
+        return step.batch[0] if step.batch else HOLD
+
+    policy = Scripted(admission=admission, preemption=preemption)
+    engine, tape = make_engine(policy, P=6, on_policy_error="fallback")
+    arrivals = {0: [make_request("resident", 7, 9)], 1: [make_request("a", 12, 4), make_request("b", 20, 4)]}
+    play(engine, arrivals, max_steps=100)
+    assert set(tape.reasons.values()) == {"length"} and len(tape.reasons) == 3
+    assert engine.scheduler.num_policy_faults > 0
