@@ -56,17 +56,17 @@ def _create(device: str, settings: BackendSettings) -> Backend:
 @hookimpl
 def register_backends() -> Mapping[str, BackendEntry]:
     """The backends ``cpu`` and ``cuda``: one runner on two devices."""
-    model = "MODEL: a folder in transformers' format, a .gguf file, a hub name (owner/name), or smollm2-135m"
+    model = "a real model (folder, .gguf file, owner/name on the hub, or smollm2-135m)"
     return {
         "cpu": BackendEntry(
             create=partial(_create, "cpu"),
-            summary=f"a real model on CPU, by torch; {model}",
+            summary=f"{model} on CPU, by torch",
             syntax="cpu:MODEL",
             available=missing_packages,
         ),
         "cuda": BackendEntry(
             create=partial(_create, "cuda"),
-            summary=f"a real model on a GPU, by torch and flash-attn; {model}",
+            summary=f"{model} on a GPU, by torch, with flash-attn where it is installed",
             syntax="cuda:MODEL",
             available=missing_gpu,
         ),
