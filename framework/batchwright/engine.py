@@ -182,9 +182,12 @@ class Engine:
                 step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed)
                 self._failures = 0
             except Exception as error:
+                if not scheduler.in_flight:
+                    raise
                 step = self._backend_failed(batch, error)
             except BaseException:  # interrupted: nothing was lost, the batch can be computed again
-                self._release(scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns()))
+                if scheduler.in_flight:
+                    self._release(scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns()))
                 raise
         self._release(step)
         return step

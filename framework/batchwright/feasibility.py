@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
+import numpy as np
+
 from batchwright.active_policy import ActivePolicy
 from batchwright.block_manager import BlockManager
 from batchwright.errors import InfeasibleRequestError, InvalidRequestError, PluginError
@@ -41,7 +43,7 @@ class Feasibility:
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
             raise InvalidRequestError(f"{who}: num_output_tokens must be a whole number of at least 1, not {length!r}")
         if self._vocab_size is not None:
-            highest = max(request._tokens)
+            highest = int(np.frombuffer(request._tokens, dtype=np.int32).max())
             if highest >= self._vocab_size:
                 raise InvalidRequestError(
                     f"{who}: prompt_token_ids must be in [0, {self._vocab_size}), the model's vocabulary, "

@@ -13,12 +13,16 @@ from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchwright.errors import InvalidRequestError
 from batchwright.sampling_params import SamplingParams
 
 NEW, WAITING, RESIDENT, PREEMPTED, FINISHED = range(5)
 """States of a request. ``PREEMPTED`` lasts from its eviction to the end of the step, then it waits again."""
+
+Prompt = Sequence[int] | NDArray[np.integer[Any]]
+"""Token ids, as anything that holds ints."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -68,7 +72,7 @@ class TokenIds(Sequence[int]):
         return repr(self[:])
 
 
-def pack_tokens(token_ids: Sequence[int], field: str = "prompt_token_ids") -> array[int]:
+def pack_tokens(token_ids: Prompt, field: str = "prompt_token_ids") -> array[int]:
     """Token ids as a compact array of C ints.
 
     Raises:
@@ -87,8 +91,9 @@ def pack_tokens(token_ids: Sequence[int], field: str = "prompt_token_ids") -> ar
         raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and some are not") from None
     if not tokens:
         raise InvalidRequestError(f"{field} is empty: a prompt has at least one token")
-    if min(tokens) < 0:
-        raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and {min(tokens)} is among them")
+    lowest = int(np.frombuffer(tokens, dtype=np.int32).min())
+    if lowest < 0:
+        raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and {lowest} is among them")
     return tokens
 
 
@@ -171,7 +176,7 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
         arrival_ns: int = 0,

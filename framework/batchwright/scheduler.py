@@ -442,6 +442,16 @@ class Scheduler:
     def _fallback_rules(self) -> Rules:
         return Rules(Decisions(ActivePolicy.of(self._hooks.neutral.fresh(), "fallback"), self._hooks.neutral))
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a batch was scheduled and not updated yet."""
+        return self._batch is not None
+
+    def take_events(self) -> list[dict[str, Any]]:
+        """Events since the last step, which no step has told."""
+        events, self._state.events = self._state.events, []
+        return events
+
     def _not_while_building(self) -> None:
         if self._state.building:
             raise BatchwrightError(

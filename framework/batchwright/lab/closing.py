@@ -21,6 +21,8 @@ _STOPPED = {
 }
 _MISSED = ("refused", "failed", "aborted", "unfinished")
 
+_DETECTED = {"thrash": "thrash (much is computed again and again)", "starvation": "starvation of a waiting request"}
+
 
 def closing_lines(runs: Sequence[RunRecord], loads: Mapping[str, Load], differ: Mapping[str, float]) -> Iterator[str]:
     """The closing lines of a report, most urgent first.
@@ -39,7 +41,11 @@ def closing_lines(runs: Sequence[RunRecord], loads: Mapping[str, Load], differ: 
     for run in runs:
         faults = sum(1 for event in run.events if str(event.get("kind", "")).endswith("_fault"))
         if faults:
-            yield f"{run.arm} had {faults} faults of plugins (see events in the records)"
+            yield f"{run.arm} had {faults} faults of plugins or backend (see events in the records)"
+        for kind, what in _DETECTED.items():
+            count = sum(1 for event in run.events if event.get("kind") == kind)
+            if count:
+                yield f"{run.arm}: {what} was detected {count} times (see events in the records)"
     overloaded = [run.arm for run in runs if loads[run.arm].overloaded]
     if overloaded:
         yield _overload(runs, loads, overloaded)
@@ -50,6 +56,7 @@ def closing_lines(runs: Sequence[RunRecord], loads: Mapping[str, Load], differ: 
             "the clock is real and each arm ran once: what else the machine did in one run and not in the other "
             "counts as a difference here; repeat the comparison before you believe a small one"
         )
+    yield from dict.fromkeys(note for run in runs for note in run.notes)
 
 
 def _missed(run: RunRecord) -> Iterator[str]:

@@ -48,6 +48,7 @@ class RunRecord:
         batches: a 64-bit fingerprint of each step's batch (which requests, in which order, how many tokens each),
             equal in different runs of one workload where the batches are.
         events: what detectors reported, as they came.
+        notes: what the backend says a reader should know, in sentences.
         duration_ns: from the start of the run to its end.
         stopped: None when it ran to its end; else ``interrupted``, ``max_steps`` or ``max_seconds``.
         version: of the schema.
@@ -66,6 +67,7 @@ class RunRecord:
     steps: list[StepRecord]
     batches: array[int]
     events: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     duration_ns: int = 0
     stopped: str | None = None
     version: int = RECORD_VERSION
@@ -90,6 +92,7 @@ class RunRecord:
             "limits": {name: getattr(self.limits, name) for name in RunLimits.__slots__},
             "settings": self.settings,
             "events": self.events,
+            "notes": self.notes,
             "offered": [o.to_json() for o in self.offered],
             "requests": [r.to_json() for r in self.requests],
             "steps": [s.to_json() for s in self.steps],
@@ -124,6 +127,7 @@ class RunRecord:
                 steps=_all(StepRecord, value["steps"]),
                 batches=array("Q", [int(b, 16) for b in value["batches"]]),
                 events=list(value["events"]),
+                notes=list(value["notes"]),
                 duration_ns=round(value["duration_s"] * 1e9),
                 stopped=value["stopped"],
             )

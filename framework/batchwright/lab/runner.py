@@ -44,6 +44,7 @@ def run_arm(
     plugins: Sequence[object] = (),
     installed: Plugins | None = None,
     origins: Mapping[str, str] | None = None,
+    on_engine: Callable[[Engine], None] | None = None,
 ) -> RunRecord:
     """Offer a workload to an engine, open loop, and record what becomes of it.
 
@@ -66,6 +67,7 @@ def run_arm(
         plugins: further observers of the engine.
         installed: plugins loaded already.
         origins: where the config's values come from.
+        on_engine: called with the engine before the first request is added.
 
     Raises:
         WorkloadError: the workload is empty, or an argument is out of its range.
@@ -83,6 +85,8 @@ def run_arm(
         config, backend=backend, policy=policy, plugins=[*plugins, recorder], origins=origins, installed=installed
     )
     with engine:
+        if on_engine is not None:
+            on_engine(engine)
         name = arm if arm is not None else engine.policy_name
         capacity, limits = engine.capacity, engine.limits
         start_ns = recorder.start(engine.clock)
@@ -119,7 +123,8 @@ def run_arm(
             offered=recorder.offered,
             steps=recorder.steps,
             batches=recorder.batches,
-            events=recorder.events,
+            events=[*recorder.events, *engine.scheduler.take_events()],
+            notes=list(engine.backend.notes),
             duration_ns=duration_ns,
             stopped=stopped,
         )

@@ -119,6 +119,6 @@ def _apply(case: Case, scheduler: Drivable, event: Event, policy_of: Callable[[A
         request = case.requests[event.value]
         try:
             scheduler.add(request.make(), num_output_tokens=request.num_output_tokens)
-        except RefusedRequestError:
+        except (RefusedRequestError, PolicyError):
             if event.kind != "refuse":
                 raise

@@ -34,8 +34,8 @@ def read_cases(path: str | Path) -> Iterator[Case]:
     try:
         with _open(path) as file:
             for number, raw in enumerate(file, 1):
-                text = raw.decode("utf-8")
-                if text.strip():
+                text = raw.decode("utf-8").strip()
+                if text:
                     empty = False
                     yield _read(str(path), number, text)
     except (OSError, EOFError, zlib.error) as error:

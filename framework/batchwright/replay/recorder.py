@@ -35,19 +35,19 @@ class DecisionRecorder:
 
     name = "decision_recorder"
 
-    def __init__(self, path: str | Path, scheduler: Any, *, case: str = "run") -> None:
+    def __init__(self, path: str | Path | None, scheduler: Any, *, case: str = "run") -> None:
         """Begins to record.
 
         Args:
-            path: written at ``close``; gzipped if its name ends in ``.gz``.
+            path: written at ``close``; gzipped if its name ends in ``.gz``. None: nothing is written, see ``to_json``.
             scheduler: a fresh one, such as ``engine.scheduler``.
             case: name of the run in the file.
         """
         if scheduler.has_unfinished() or scheduler._num_steps or scheduler._num_arrivals:
             raise BatchwrightError("a recording begins with a fresh scheduler, and this one has requests or steps")
-        self.path = Path(path)
-        with self.path.open("wb"):
-            pass  # fails now rather than after the run
+        self.path = Path(path) if path is not None else None
+        if self.path is not None:
+            self.path.write_bytes(b"")  # fails now rather than after the run
         self._case = case
         self._scheduler = scheduler
         self._settings = Settings.of(scheduler)
@@ -56,7 +56,7 @@ class DecisionRecorder:
         self._requests: dict[str, Request] = {}
         self._names: dict[Request, str] = {}
         self._stopped_at: dict[Request, int] = {}
-        self._asked: Request | None = None  # whether to take it; nobody said yet
+        self._asked: Request | None = None  # the last one that a policy was asked about
         self._events: list[str] = []
         self._clock: list[tuple[int, int]] = []
         self._steps: list[str] = []
@@ -77,10 +77,10 @@ class DecisionRecorder:
 
     def close(self) -> None:
         """Write the file. What happens afterwards is not recorded."""
-        if self._is_closed:
+        if self._is_closed or self.path is None:
             return
-        line = self.to_json().encode() + b"\n"
         self._is_closed = True
+        line = self.to_json().encode() + b"\n"
         if self.path.suffix == ".gz":
             buffer = io.BytesIO()
             with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:  # no time stamp: equal runs, equal files
@@ -90,7 +90,6 @@ class DecisionRecorder:
 
     def to_json(self) -> str:
         """The recording so far: one line of a file of cases."""
-        self._settle_arrival()
         if self._step is not None and getattr(self._scheduler, "_batch", None) is None:
             self._raised()  # and the run ended with it; a step whose results never came is left out
         requests = [
@@ -107,33 +106,36 @@ class DecisionRecorder:
 
     # What happens from outside ------------------------------------------------------------------------------
 
-    def _happened(self, kind: str, value: Any) -> None:
-        self._note_swap()
-        when = "before" if self._step is None else "during"
-        self._events.append(dumps([len(self._steps), when, kind, value]))
-
-    def _note_swap(self) -> None:
+    def _notice_swap(self) -> None:
         if self._scheduler.policy is not self._policy:
             self._policy = self._scheduler.policy
             self._happened("swap", describe_policy(self._policy))
 
+    def _happened(self, kind: str, value: Any) -> None:
+        self._notice_swap()
+        when = "before" if self._step is None else "during"
+        self._events.append(dumps([len(self._steps), when, kind, value]))
+
     @hookimpl(tryfirst=True)
     def arrival(self, request: Request) -> None:
-        """Somebody asks for room: noted, and left to the policy."""
-        self._settle_arrival()
+        """Somebody asks for room: refused, unless ``request_arrived`` comes next."""
+        self._happened("refuse", self._know(request))
         self._asked = request
 
     @hookimpl(tryfirst=True)
     def request_arrived(self, request: Request) -> None:
         """A request was taken."""
+        if request is self._asked:  # it was never refused; nothing came between
+            self._events.pop()
+            self._happened("add", self._names[request])
+        else:
+            self._happened("add", self._know(request))
         self._asked = None
-        self._happened("add", self._know(request))
 
     @hookimpl(tryfirst=True)
     def request_finished(self, request: Request, reason: str) -> None:
         """A request ended."""
         if reason == "abort":
-            self._settle_arrival()
             self._happened("abort", self._names[request])
         elif reason == "stop" and request.output_token_ids[-1] not in request._stop_ids:
             self._stopped_at[request] = request.num_output_tokens
@@ -147,11 +149,6 @@ class DecisionRecorder:
         self._requests[name] = request
         self._names[request] = name
         return name
-
-    def _settle_arrival(self) -> None:
-        if self._asked is not None:
-            request, self._asked = self._asked, None
-            self._happened("refuse", self._know(request))
 
     def _watch_predictions(self) -> None:
         state = getattr(self._scheduler, "_state", None)
@@ -172,10 +169,9 @@ class DecisionRecorder:
     @hookimpl(tryfirst=True)
     def step_started(self, step: Any) -> None:
         """A step begins."""
-        self._settle_arrival()
         if self._step is not None:
             self._raised()
-        self._note_swap()
+        self._notice_swap()
         self._step = step
         self._is_retried = False
 
@@ -187,7 +183,6 @@ class DecisionRecorder:
     @hookimpl(tryfirst=True)
     def step_finished(self, step: Any, result: Any) -> None:
         """A step was executed: note what it did."""
-        self._settle_arrival()
         names = self._names
         errors = {names[r]: r.error for r in step.finished if r.finish_reason == "error"}
         if result.failed:

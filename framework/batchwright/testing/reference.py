@@ -120,11 +120,11 @@ class Reference(ReferenceBase):
             if member is not victim and not unfilled.isdisjoint(member.block_table):
                 gone.append(member)
         for request in reversed(gone):
+            request._high_water = max(request._high_water, request.num_computed)
             if request in step.batch and request not in step.held:
                 self.tell("request_admitted", step=step, request=request)
             if request in step.batch:
                 self.leave(step, request)
-            request._high_water = max(request._high_water, request.num_computed)
             self.blocks.shrink(request, 0)
             request._state, request._prefilling, request.num_computed = PREEMPTED, False, 0
             request.num_preemptions += 1
@@ -143,6 +143,7 @@ class Reference(ReferenceBase):
 
     def settle(self, step: View) -> None:
         """The batch is complete: newcomers move to the end of ``running``, victims to the head of ``waiting``."""
+        self.decider = self.policy
         step.rows = [(r, r.num_scheduled, r.num_pending == r.num_scheduled, r.is_decode) for r in step.batch]
         newcomers = [r for r in step.batch if r not in step.held]
         for request in newcomers:
@@ -162,14 +163,16 @@ class Reference(ReferenceBase):
         over: list[tuple[Request, str]] = []
         for request, chunk, samples, _ in step.rows:
             token = next(tokens) if samples else None
+            if request.request_id in failed:
+                self.forget(step, [request])
             if request.is_finished:  # aborted meanwhile
                 continue
             if request.request_id in failed:
-                self.forget(step, [request])
                 over.append((request, "error"))
                 continue
             start, request.num_computed = request.num_computed, request.num_computed + chunk
-            request.num_recomputed += max(0, min(request.num_computed, request._high_water) - start)
+            again = max(0, min(request.num_computed, request._high_water) - start)
+            request.num_recomputed, step.num_recomputed = request.num_recomputed + again, step.num_recomputed + again
             if self.blocks.cache.visible == "computed":
                 self.blocks.register(request, start, request.num_computed)
             if token is None:

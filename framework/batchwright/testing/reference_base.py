@@ -120,9 +120,9 @@ class ReferenceBase:
         there = [r for r in step.batch if not r.is_finished]
         self.forget(step, step.batch)
         if retry:
-            step.batch = [r for r in step.batch if r.is_finished]
             for request in reversed(there):
                 request.num_scheduled = 0
+                step.batch.remove(request)
                 self.evict(step, request, None)
             self.requeue(step.preempted[num_before:])
         over = [] if retry else [(r, "error") for r in there]
@@ -181,8 +181,8 @@ class ReferenceBase:
 
     def fault(self, hook: str, rule: str, value: object) -> PolicyError:
         """What a broken rule raises."""
-        name = type(self.decider).__name__
-        return PolicyError(repr(value), plugin=name, hook=hook, step=self.step.index, rule=rule, value=value)
+        name, step = type(self.decider).__name__, self._num_steps if hook == "arrival" else self.step.index
+        return PolicyError(repr(value), plugin=name, hook=hook, step=step, rule=rule, value=value)
 
     def ask_offers(self, step: View) -> Iterator[Request]:
         """What ``admission`` yields, one by one; the rest of a sequence is not looked at once the batch is full."""

@@ -26,6 +26,7 @@ class View:
         self.sampled: list[Request] = []
         self.finished: list[Request] = []
         self.events: list[dict[str, Any]] = []
+        self.num_recomputed = 0
         self.end: int | None = None
         self.lacking: str | None = None
         self.asker: Request | None = None
@@ -52,8 +53,9 @@ class View:
 
     @property
     def num_residents(self) -> int:
-        """Residents now."""
-        return sum(r.is_resident for r in (*self.waiting, *self.running))
+        """Residents before this step without its victims, and those that it admitted."""
+        newcomers = [r for r in self.batch if r not in self.held]
+        return len(newcomers) + sum(r not in self.preempted for r in self.held)
 
     @property
     def num_decodes(self) -> int:
