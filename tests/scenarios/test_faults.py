@@ -236,12 +236,26 @@ def test_a3_a_backend_that_never_works_fails_its_requests_in_the_end() -> None:
 
 
 @shipped
-def test_a3_one_poisoned_row_does_not_take_the_others_along(policy: str) -> None:
-    engine, tape = make_engine(policy, settings={"poison": ["bad"]})
+@pytest.mark.parametrize("visible", ["computed", "scheduled"])
+@pytest.mark.parametrize("budget", [8, 64])
+def test_a3_one_poisoned_row_does_not_take_the_others_along(policy: str, visible: str, budget: int) -> None:
+    engine, tape = make_engine(policy, T=budget, settings={"poison": ["bad"]}, prefix_cache={"visible": visible})
     shared = prompt_of("shared", 12)
-    play(engine, [make_request("bad", [*shared, 1], 5), make_request("good", [*shared, 2], 5), make_request("x", 5, 5)])
-    assert tape.reasons["bad"] == "error" and tape.requests["bad"].error == "logits are not finite"
-    assert tape.reasons["x"] == "length"
+    bad, good, other = (make_request(i, [*shared, n], 5) for n, i in enumerate(("bad", "good", "other")))
+    play(engine, {0: [bad, other], 1: [good]})
+    assert tape.reasons["bad"] == "error" and bad.error == "logits are not finite"
+    assert bad.num_output_tokens == 0 and not bad.block_table
+    assert tape.reasons["good"] == tape.reasons["other"] == "length"
     # What a poisoned row wrote is not given to anybody who comes later.
+    play(engine, [make_request("later", [*shared, 0], 5)])
+    for request in tape.requests.values():
+        assert request.output_token_ids == expected_of(request)
+
+
+@shipped
+def test_a3_nor_does_what_it_wrote_stay_in_the_cache(policy: str) -> None:
+    engine, tape = make_engine(policy, T=8, settings={"poison": ["bad"]}, prefix_cache={"visible": "scheduled"})
+    shared = prompt_of("shared", 12)
+    play(engine, [make_request("bad", [*shared, 1], 5)])
     play(engine, [make_request("later", [*shared, 1], 5)])
-    assert tape.requests["later"].output_token_ids == expected_of(tape.requests["later"])
+    assert tape.requests["later"].num_cached == 0
