@@ -55,7 +55,7 @@ check: $(VENV)/dev  ## lint, format, types, import arrows
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/basedpyright --level error
+	@$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 
 bench: $(VENV)/dev  ## scheduler cost side by side (NANO_VLLM=folder adds nano-vLLM's own scheduler)

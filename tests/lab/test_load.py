@@ -216,7 +216,8 @@ def test_what_did_not_finish_is_said_first() -> None:
         "b: 1 refused, 1 unfinished of 100 requests; its latencies are of the others only; "
         "the first error: needs 4 blocks, the pool has 2"
     )
-    assert lines[2] == "b had 1 faults of plugins (see events in the records)"
+    assert lines[2] == "b had 1 faults of plugins or backend (see events in the records)"
+    assert lines[3] == "b: thrash (much is computed again and again) was detected 1 times (see events in the records)"
 
 
 def test_a_real_clock_asks_for_care() -> None:
