@@ -164,7 +164,8 @@ def models() -> str:
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
     plugins = load_plugins()
-    policies = {f"policy {n}": (lambda k=k: of_model(k.Params)) for n, k in plugins.policies.items()}
+    own = {n: k for n, k in plugins.policies.items() if plugins.origin["policies", n] == "policies"}
+    policies = {f"policy {n}": (lambda k=k: of_model(k.Params)) for n, k in own.items()}
     return {
         "config": config,
         "environment": environment,
