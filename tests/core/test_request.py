@@ -108,6 +108,7 @@ def test_prompts_that_are_none(tokens: Any) -> None:
         ({"request_id": ""}, "request_id must be a non-empty string"),
         ({"request_id": 5}, "request_id must be a non-empty string, not 5"),
         ({"priority": 1.5}, "priority must be a whole number, not 1.5"),
+        ({"sampling_params": {"max_tokens": 3}}, "sampling_params must be a SamplingParams"),
         ({"weight": 0}, "weight must be a number above 0, not 0"),
         ({"weight": -1.0}, "weight must be a number above 0"),
         ({"weight": float("nan")}, "weight must be a number above 0"),

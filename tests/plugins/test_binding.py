@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -419,3 +420,37 @@ def test_a_scheduler_takes_what_is_installed(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(installed, Plugins)
     scheduler = Scheduler({"use": "stall_free", "chunk_size": 4}, num_blocks=8, block_size=4)
     assert scheduler.policy.name == "stall_free"
+
+
+# Wrong kinds of objects ------------------------------------------------------------------------------------------
+
+
+def test_a_policy_may_be_a_dataclass() -> None:
+    @dataclass
+    class Sized(Policy):
+        size: int = 3
+
+        @hookimpl
+        def chunking(self, step: Step, request: Request) -> int:
+            return min(self.size, request.num_pending, step.budget)
+
+    engine, tape = make_engine(Sized())
+    play(engine, [make_request("a", 6, 1)])
+    assert [s.batch for s in tape.steps] == [[("a", 3)], [("a", 3)]]
+
+
+@pytest.mark.parametrize("policy", [Policy, PrefillFirst, 5, 1.5, b"stall_free"])
+def test_what_is_no_policy(policy: Any) -> None:
+    with pytest.raises(ConfigError, match="policy"):
+        Scheduler(policy, num_blocks=4, block_size=4)
+
+
+@pytest.mark.parametrize("plugin", [Filters, Policy, "tracer", None, 5, object()])
+def test_what_is_no_plugin(plugin: Any) -> None:
+    with pytest.raises(PluginError, match="hook"):
+        make_engine(plugins=[plugin])
+
+
+def test_a_parameter_given_twice() -> None:
+    with pytest.raises(ConfigError, match="chunk_size"):
+        resolve_policy("stall_free:chunk_size=1,chunk_size=2")
