@@ -39,11 +39,14 @@ class CaseRequest:
 
     def make(self) -> Request:
         """A fresh request."""
-        request = Request(self.request_id, self.prompt_token_ids, self.sampling_params, **self.fields)
-        if self.stopped_at is not None:
-            end = request.num_prompt_tokens + self.stopped_at
-            request._stop_check = lambda _token: request.num_tokens >= end
-        return request
+        return Request(self.request_id, self.prompt_token_ids, self.sampling_params, **self.fields)
+
+    def stop_check(self, request: Request) -> Callable[[int], bool] | None:
+        """What ends it in the place of what did when it was recorded; None where it ended by itself."""
+        if self.stopped_at is None:
+            return None
+        end = request.num_prompt_tokens + self.stopped_at
+        return lambda _token: request.num_tokens >= end
 
     def token(self, position: int) -> int:
         """What it samples at an output position."""

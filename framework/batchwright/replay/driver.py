@@ -25,7 +25,7 @@ class Drivable(Protocol):
         """Whether anybody is here."""
         ...
 
-    def add(self, request: Request, *, num_output_tokens: int | None = None) -> None:
+    def add(self, request: Request, *, num_output_tokens: int | None = None, stop_check: Any = None) -> None:
         """Take a request."""
         ...
 
@@ -116,9 +116,10 @@ def _apply(case: Case, scheduler: Drivable, event: Event, policy_of: Callable[[A
     elif event.kind == "swap":
         scheduler.swap_policy(policy_of(event.value))
     else:
-        request = case.requests[event.value]
+        told = case.requests[event.value]
+        request = told.make()
         try:
-            scheduler.add(request.make(), num_output_tokens=request.num_output_tokens)
+            scheduler.add(request, num_output_tokens=told.num_output_tokens, stop_check=told.stop_check(request))
         except (RefusedRequestError, PolicyError):
             if event.kind != "refuse":
                 raise

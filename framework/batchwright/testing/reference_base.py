@@ -52,7 +52,13 @@ class ReferenceBase:
         """Whether anybody waits or is resident."""
         return bool(self.waiting or self.running)
 
-    def add(self, request: Request, *, num_output_tokens: int | None = None) -> None:
+    def add(
+        self,
+        request: Request,
+        *,
+        num_output_tokens: int | None = None,
+        stop_check: Callable[[int], bool] | None = None,
+    ) -> None:
         """Take a request that could fit, unless the policy refuses it."""
         ids = [r.request_id for r in (*self.waiting, *self.running)]
         request.max_tokens = self._feasible.check(request, ids, num_output_tokens)
@@ -69,6 +75,7 @@ class ReferenceBase:
         request.arrival_index, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
         params = request.sampling_params
         request._stop_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self._eos)))
+        request._stop_check = stop_check
         request._state = WAITING
         self.waiting.append(request)
         self.tell("request_arrived", request=request)

@@ -1,0 +1,234 @@
+"""The fast scheduler and the reference, driven alike and compared after every move."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from batchwright.errors import BatchwrightError, PolicyError
+from batchwright.request import Request
+from batchwright.sampling_params import SamplingParams
+from batchwright.scheduler import Scheduler
+from batchwright.testing.reference import Reference
+from batchwright.testing.reference_view import View
+from testing.random_policy import RandomPolicy, ids, look
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """A made-up greedy model over three tokens."""
+    return zlib.crc32(array("i", tokens).tobytes()) % 3
+
+
+def expected_output(request: Request) -> list[int]:
+    """What that model says to the request's prompt, alone and without any scheduler."""
+    tokens = list(request.prompt_token_ids)
+    while len(tokens) < request._end:
+        tokens.append(next_token(tokens))
+        if tokens[-1] in request._stop_ids:
+            break
+    return tokens[request.num_prompt_tokens :]
+
+
+class Counting(Reference):
+    """A reference that counts how often the rare paths are taken."""
+
+    def __init__(self, policy: Any, seen: Counter[str], **settings: Any) -> None:
+        self.seen = seen
+        super().__init__(policy, **settings)
+
+    def evict(self, step: View, victim: Request, asker: Request | None) -> None:
+        before, was_in_batch = len(step.preempted), victim in step.batch
+        super().evict(step, victim, asker)
+        self.seen["evictions"] += len(step.preempted) - before
+        self.seen["evictions that take others along"] += len(step.preempted) - before > 1
+        self.seen["evictions from the batch"] += was_in_batch
+        self.seen["evictions of the asker"] += victim is asker
+
+    def fit(self, step: View, request: Request, is_newcomer: bool) -> bool:
+        done = super().fit(step, request, is_newcomer)
+        self.seen["offers begun anew"] += not done
+        self.seen["rows with a prefix hit"] += request in step.batch and is_newcomer and request.num_cached > 0
+        return done
+
+
+class Twins:
+    """Two schedulers that must agree.
+
+    Attributes:
+        fast, reference: the two.
+        there: unfinished requests, the fast one's and the reference's, by id.
+        seen: how often what matters happened.
+    """
+
+    def __init__(self, make_policy: Callable[[], Any], settings: Mapping[str, Any], seen: Counter[str]) -> None:
+        self.settings = settings
+        self.seen = seen
+        self.policies = [(make_policy(), make_policy())]
+        self.fast = Scheduler(self.policies[0][0], **settings)
+        self.reference = Counting(self.policies[0][1], seen, **settings)
+        self.there: dict[str, tuple[Request, Request]] = {}
+        self.written: dict[tuple[int, int], tuple[int, ...] | None] = {}  # (block, offset): what its K and V depend on
+        self.rows: list[tuple[Request, tuple[int, ...], tuple[int, ...], int, int]] = []
+        self.agree()
+
+    # Moves --------------------------------------------------------------------------------------------------
+
+    def both(self, move: Callable[[Any, int], Any]) -> tuple[Any, Any] | None:
+        """Make a move on both; None if both refused it alike."""
+        answers: list[Any] = []
+        for which, scheduler in enumerate((self.fast, self.reference)):
+            try:
+                answers.append(move(scheduler, which))
+            except BatchwrightError as error:
+                rule = (error.hook, error.rule, error.step) if isinstance(error, PolicyError) else None
+                answers.append((type(error), rule))
+        failed = [isinstance(a, tuple) and isinstance(a[0], type) for a in answers]
+        if any(failed):
+            assert answers[0] == answers[1]
+            self.seen[f"errors: {answers[0][0].__name__}"] += 1
+            return None
+        return answers[0], answers[1]
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, hidden: int | None, priority: int = 0
+    ) -> None:
+        twins = tuple(
+            Request(request_id, prompt, params, arrival_ns=self.seen["steps"], priority=priority) for _ in range(2)
+        )
+        if self.both(lambda s, which: s.add(twins[which], num_output_tokens=hidden)) is not None:
+            self.there[request_id] = (twins[0], twins[1])
+        self.agree()
+
+    def abort(self, request_id: str) -> None:
+        done = self.both(lambda s, _: s.abort(request_id))
+        assert (done is not None) == (request_id in self.there)
+        self.there.pop(request_id, None)
+        self.agree()
+
+    def swap(self, make_policy: Callable[[], Any]) -> None:
+        pair = (make_policy(), make_policy())
+        self.policies.append(pair)
+        self.both(lambda s, which: s.swap_policy(pair[which]))
+        self.agree()
+
+    def schedule(self, now: int) -> tuple[Any, Any] | None:
+        """Build a step on both."""
+        if not self.there:
+            assert not self.fast.has_unfinished()
+            assert not self.reference.has_unfinished()
+            return None
+        self.seen["steps"] += 1
+        batches = self.both(lambda s, _: s.schedule(now))
+        fast, reference = self.fast.step, self.reference.step
+        assert ids(fast.preempted) == ids(reference.preempted)
+        assert ids(fast.batch) == ids(reference.batch)
+        assert [r.num_scheduled for r in fast.batch] == [r.num_scheduled for r in reference.batch]
+        assert (fast.budget, fast.num_residents) == (reference.budget, reference.num_residents)
+        self.agree()
+        if batches is None:
+            assert not fast.batch
+            return None
+        assert fast.batch or fast.preempted
+        assert batches[0].samples.tolist() == batches[1].samples.tolist()
+        self.bounds(fast)
+        self.rows = [(r, tuple(r._tokens), tuple(r.block_table), r.num_computed, r.num_scheduled) for r in fast.batch]
+        return batches
+
+    def write(self, failing: Sequence[str]) -> dict[str, str]:
+        """Execute the last batch on made-up K and V; returns the rows whose result cannot be trusted.
+
+        A cell holds the tokens that its K and V depend on; None is garbage. Rows that attend to garbage fail too; any
+        other wrong cell is a stale or missing block. A row that was aborted meanwhile is executed.
+        """
+        size = self.settings["block_size"]
+
+        def cells(table: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:
+            return [(table[i // size], i % size) for i in range(start, end)]
+
+        for r, tokens, table, start, n in self.rows:
+            for i, cell in enumerate(cells(table, start, start + n), start):
+                self.written[cell] = None if r.request_id in failing else tokens[: i + 1]
+        wrong: dict[str, str] = {}
+        for r, tokens, table, start, n in self.rows:
+            context = [self.written.get(cell) for cell in cells(table, 0, start + n)]
+            if None in context:
+                assert failing, f"{r} attends to blocks that nobody wrote"
+                wrong[r.request_id] = "NaN"
+            else:
+                assert context == [tokens[: i + 1] for i in range(start + n)], f"{r} attends to stale blocks"
+        for r, _, table, start, n in self.rows:
+            if r.request_id in wrong:  # garbage in, garbage out
+                self.written.update(dict.fromkeys(cells(table, start, start + n)))
+        return wrong
+
+    def update(self, batches: tuple[Any, Any], now: int, failing: Sequence[str] = ()) -> None:
+        """Take what the made-up model samples; the rows in ``failing`` give NaN."""
+        tokens = [next_token(tokens) for _, tokens, _, start, n in self.rows if start + n == len(tokens)]
+        failed = self.write(failing)
+        self.seen["rows failed"] += len(failed)
+        self.both(lambda s, which: s.update(batches[which], tokens, now, failed))
+        self.finish()
+
+    def fail(self, batches: tuple[Any, Any], retry: bool, now: int) -> None:
+        self.write(ids(self.fast.step.batch))
+        self.both(lambda s, which: s.fail(batches[which], "lost", retry=retry, now=now))
+        self.seen["backend failures"] += 1
+        self.finish()
+
+    def finish(self) -> None:
+        fast, reference = self.fast.step, self.reference.step
+        assert ids(fast.finished) == ids(reference.finished)
+        assert ids(fast.sampled) == ids(reference.sampled)
+        for r in fast.finished:
+            one, two = self.there.pop(r.request_id)
+            assert look(one) == look(two)
+            assert r.finish_reason == "error" or list(r.output_token_ids) == expected_output(r)
+        self.agree()
+
+    # Comparing ----------------------------------------------------------------------------------------------
+
+    def agree(self) -> None:
+        """Queues, requests, blocks and everything the policies were asked are the same; nothing is lost or leaked."""
+        fast, reference = self.fast, self.reference
+        assert ids(fast.waiting) == ids(reference.waiting)
+        assert ids(fast.running) == ids(reference.running)
+        assert {*ids(fast.waiting), *ids(fast.running)} == set(self.there)
+        assert fast.has_unfinished() == reference.has_unfinished() == bool(self.there)
+        assert len(fast.waiting) + len(fast.running) == len(self.there)
+        for one, two in self.there.values():
+            assert look(one) == look(two)
+        for one, two in self.policies:
+            if isinstance(one, RandomPolicy):
+                assert one.log == two.log
+                one.log.clear()
+                two.log.clear()
+        assert fast.num_policy_faults == reference.num_policy_faults
+        assert fast.num_observer_faults == reference.num_observer_faults
+        blocks, plain = fast.blocks, reference.blocks
+        held = [block for r in fast.running for block in r.block_table]
+        assert blocks._references == plain.references == [held.count(b) for b in range(blocks.num_blocks)]
+        free = list(blocks._free)
+        assert free == plain.free
+        assert blocks.num_free == len(free)
+        assert sorted(free) == sorted(set(range(blocks.num_blocks)) - set(held))
+        assert {b for b in range(blocks.num_blocks) if blocks._hash_of[b] is not None} == set(plain.content)
+        for one, two in self.there.values():
+            if one.is_waiting:
+                assert blocks.lookup(one) == (plain.lookup(two) if blocks.cache.enabled else [])
+
+    def bounds(self, step: Any) -> None:
+        """What the core owes whatever the policy: seats, budget and room."""
+        limits, policy = self.settings["limits"], self.policies[-1][0]
+        exempt = not policy.budget_counts_decodes or self.fast.num_policy_faults
+        tokens = sum(r.num_scheduled for r in step.batch if r.is_prefilling or not exempt)
+        assert tokens <= limits.max_num_batched_tokens
+        assert len(step.batch) <= limits.max_num_seqs
+        assert len(self.fast.running) <= (limits.max_num_residents or 10**9)
+        for r in step.batch:
+            assert 1 <= r.num_scheduled <= r.num_pending
+            assert len(r.block_table) * self.settings["block_size"] >= r.num_computed + r.num_scheduled
+            peak = r.num_prompt_tokens + r.max_tokens - 1
+            assert len(r.block_table) <= -(-peak // self.settings["block_size"])
