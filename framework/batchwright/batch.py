@@ -64,7 +64,7 @@ class Batch:
         """Takes rows and their tokens; ``only_decodes`` says that each continues with its one last sampled token."""
         self.step_index = step_index
         self.block_size = block_size
-        self.num_tokens = sum(num_scheduled)
+        self.num_tokens = len(requests) if only_decodes else sum(num_scheduled)
         self._requests = requests
         self._counts = num_scheduled
         self._only_decodes = only_decodes

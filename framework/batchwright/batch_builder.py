@@ -60,20 +60,26 @@ class BatchBuilder:
             return False
         everybody = list(self._state.residents)
         blocks = self._state.blocks
-        growing = [r for r in everybody if r.num_tokens > r._room]
+        growing = self._state.growing
+        if growing is None:
+            growing = [r for r in everybody if r.num_tokens > r._room]
+        elif growing:
+            growing = [r for r in growing if r._state == RESIDENT]
         if len(growing) > blocks.num_free:
             return False
         for request in growing:
             blocks.append(request)
             step._grown[request] = 1
         if self._state.early:
-            size = blocks.block_size
-            for request in everybody:
-                if not request.num_tokens % size:
+            size, filling = blocks.block_size, self._state.filling
+            for request in everybody if filling is None else filling:
+                if not request.num_tokens % size and request._state == RESIDENT:
                     step._fresh[request] = blocks.register(request, request.num_tokens)
+        self._state.growing = self._state.filling = None
         for request in everybody:
             request.num_scheduled = 1
         step.batch.extend(everybody)
+        step._whole = True
         step.num_decodes = n
         if rules.counts_decodes:
             step.budget -= n
@@ -280,6 +286,7 @@ class BatchBuilder:
             if request.num_computed < request._num_registered * blocks.block_size < UNSHARED:
                 request._num_registered = request.num_computed // blocks.block_size
         step.batch.clear()
+        step._whole = False
         step._admitted.clear()
         step._grown.clear()
         step.num_prefill_tokens = step.num_decodes = 0

@@ -132,6 +132,7 @@ class Request:
 
     __slots__ = (
         "_end",
+        "_event",
         "_hashes",
         "_high_water",
         "_hit_key",
@@ -228,6 +229,7 @@ class Request:
         self._prefilling = False
         self._room = 0  # tokens that its blocks have room for
         self._end = 0  # it finishes when num_tokens reaches this
+        self._event = 0  # of a decode: the length at which more happens than one more token
         self._stop_ids: frozenset[int] = frozenset()
         self._stop_check: Any = None  # called with each sampled token where there are stop strings
         self._seed = 0

@@ -13,14 +13,13 @@ Over = list[tuple[Request, str]]
 """Requests that end with this step and why, in batch order."""
 
 
-def append_all(
-    state: State, requests: Sequence[Request], tokens: Sequence[int], now: int, over: Over
-) -> Sequence[Request]:
+def append_all(state: State, step: Step, tokens: Sequence[int], now: int, over: Over) -> Sequence[Request]:
     """A batch of decodes: each has computed its last token and gets the next. Returns who got one."""
+    requests: Sequence[Request] = step.batch
     if len(tokens) != len(requests):
         raise BackendError(f"the backend gave {len(tokens)} tokens for a batch of {len(requests)} decodes")
-    register = state.blocks.register if state.late else None
-    size = state.blocks.block_size
+    growing: list[Request] = []
+    filling: list[Request] = []
     # Whether any of these tokens could stop anybody is asked once, not for each.
     watched = state.num_stop_checks or not state.stop_ids.isdisjoint(tokens)
     if state.aborted_in_flight:
@@ -30,16 +29,37 @@ def append_all(
     for request, token in zip(requests, tokens, strict=True):
         length = request.num_tokens
         request.num_computed = length
-        if register is not None and not length % size:
-            register(request, length)
         request._tokens.append(token)
-        request.num_tokens = length = length + 1
+        request.num_tokens = length + 1
         request.last_token_ns = now
-        if watched or length >= request._end:
+        if watched or length >= request._event:  # a block edge or its end, known since the last one
+            if state.late:
+                state.blocks.register(request, length)
             reason = _stops(request, token)
             if reason is not None:
                 over.append((request, reason))
+                continue
+            set_event(state, request)
+            if length >= request._room:
+                growing.append(request)
+            if (length + 1) % state.blocks.block_size == 0:
+                filling.append(request)
+    if step._whole and len(requests) == len(state.residents):
+        state.growing, state.filling = growing, filling
     return requests
+
+
+def set_event(state: State, request: Request) -> None:
+    """Find the length at which a decode next needs more than one more token.
+
+    That is where a block is full: it is registered, and another is needed; one token before that where blocks are
+    registered as they are scheduled; and where the request ends.
+    """
+    size, length = state.blocks.block_size, request.num_tokens
+    edge = -(-length // size) * size
+    if state.early:
+        edge = min(edge, (length + size) // size * size - 1)
+    request._event = min(edge, request._end - 1)
 
 
 def append_each(
@@ -70,6 +90,7 @@ def append_each(
             state.blocks.register(request, new)
         if not samples:
             continue
+        edge = request._prefilling or new >= request._event
         if request._prefilling:
             request._prefilling = False
             del state.prefilling[request]
@@ -82,6 +103,8 @@ def append_each(
         reason = _stops(request, token)
         if reason is not None:
             over.append((request, reason))
+        elif edge:
+            set_event(state, request)
     return sampled
 
 

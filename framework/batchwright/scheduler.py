@@ -309,9 +309,10 @@ class Scheduler:
         step = self.step
         tokens = self._check_tokens(token_ids)
         step.end = now
+        self._state.growing = self._state.filling = None
         over: list[tuple[Request, str]] = []
         if step.num_prefill_tokens == 0 and not failed:
-            sampled = append_all(self._state, step.batch, tokens, now, over)
+            sampled = append_all(self._state, step, tokens, now, over)
         else:
             sampled = append_each(self._state, step, tokens, now, failed or {}, over)
         self._batch = None
@@ -364,6 +365,7 @@ class Scheduler:
         self._state.aborted_in_flight = False
         step = self.step
         step.end = now
+        self._state.growing = self._state.filling = None
         for fresh in step._fresh.values():  # registered, and now never computed
             for block in fresh:
                 self.blocks.unregister(block)

@@ -30,6 +30,8 @@ class State:
         early, late: whether full blocks are registered when they are scheduled, or when they are computed.
         stop_ids: every token id that ever could stop a request here.
         num_stop_checks: unfinished requests with stop strings.
+        growing, filling: after a step of all residents, decodes all: those that lack a block in the next one, and
+            those whose last block it fills; in order of admission. None where that must be looked for.
         building: a step is being built; queues are frozen.
         aborted_in_flight: somebody of the present batch was aborted after it was scheduled.
         events: of detectors and faults between two steps, told with the next.
@@ -62,6 +64,8 @@ class State:
         self.num_stop_checks = 0
         self.aborted_in_flight = False
         self.building = False
+        self.growing: list[Request] | None = None
+        self.filling: list[Request] | None = None
 
     def end(self, request: Request, reason: str) -> None:
         """End an unfinished request; its blocks are free when this returns."""

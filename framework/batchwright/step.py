@@ -85,6 +85,7 @@ class Step:
         "_grown",
         "_prefilling",
         "_state",
+        "_whole",
         "batch",
         "budget",
         "end",
@@ -127,6 +128,7 @@ class Step:
         self._grown: dict[Request, int] = {}  # blocks taken in this step by who was resident before it
         self._fresh: dict[Request, list[int]] = {}  # blocks registered before they are computed (visible: scheduled)
         self._prefilling: list[Request] | None = None
+        self._whole = False  # the batch is all residents, in their order
         self._decodes: Sequence[Request] | None = None
 
     @property
