@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from batchwright.errors import PluginError
@@ -43,14 +43,14 @@ class ActivePolicy:
         Raises:
             PluginError: a hook of a policy is misspelt or mistyped.
         """
-        policies: dict[Policy, tuple[str, list[str]]] = {}
+        policies: dict[int, tuple[str, Policy, list[str]]] = {}
         for hook in DECISIONS:
             if hook in slots:
                 name, policy = slots[hook]
-                policies.setdefault(policy, (name, []))[1].append(hook)
+                policies.setdefault(id(policy), (name, policy, []))[2].append(hook)
         self.slots = {hook: slots[hook][1] for hook in DECISIONS if hook in slots}
         self.parts: dict[str, Part] = {}
-        for policy, (name, hooks) in policies.items():
+        for name, policy, hooks in policies.values():
             check_plugin(policy, name)
             key = name
             while key in self.parts:  # one policy with two settings, in two slots
@@ -62,7 +62,7 @@ class ActivePolicy:
             if whole
             else " ".join(f"{hook}={slots[hook][0]}" for hook in DECISIONS if hook in slots)
         )
-        everybody = list(policies)
+        everybody = [policy for _, policy, _ in policies.values()]
         self.chunks = self.slots["chunking"].chunks if "chunking" in self.slots else True
         self.budget_counts_decodes = (
             self.slots["admission"].budget_counts_decodes if "admission" in self.slots else False
@@ -76,8 +76,12 @@ class ActivePolicy:
         name = name if name is not None else _snake(type(policy).__name__)
         return cls(dict.fromkeys(DECISIONS, (name, policy)))
 
-    def defaults(self, limits: Limits) -> dict[str, Any]:
+    def defaults(self, limits: Limits, settled: Container[str] = ()) -> dict[str, Any]:
         """Settings the policies want where the config leaves them unset.
+
+        Args:
+            limits: as configured.
+            settled: names that the config sets.
 
         Raises:
             PluginError: two policies of a composite want different values; the config must choose.
@@ -85,7 +89,7 @@ class ActivePolicy:
         wanted: dict[str, tuple[Any, str]] = {}
         for name, part in self.parts.items():
             for key, value in part.policy.defaults(limits).items():
-                if key in wanted and wanted[key][0] != value:
+                if key not in settled and key in wanted and wanted[key][0] != value:
                     other, by = wanted[key]
                     raise PluginError(
                         f"policies {by!r} and {name!r} want different defaults for {key} ({other!r}, {value!r}): "
@@ -99,8 +103,8 @@ class ActivePolicy:
         if len(self.parts) == 1 and len(self.slots) == len(DECISIONS):
             name, part = next(iter(self.parts.items()))
             return {"use": name, **part.policy.params.model_dump()}
-        names = {part.policy: name for name, part in self.parts.items()}
-        return {hook: {"use": names[policy], **policy.params.model_dump()} for hook, policy in self.slots.items()}
+        names = {id(part.policy): name for name, part in self.parts.items()}
+        return {hook: {"use": names[id(p)], **p.params.model_dump()} for hook, p in self.slots.items()}
 
 
 def _snake(name: str) -> str:

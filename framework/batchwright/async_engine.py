@@ -38,6 +38,7 @@ class AsyncEngine:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batchwright-engine")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        engine.on_abort = self._put
         self._ids = count()
 
     async def __aenter__(self) -> AsyncEngine:
@@ -107,10 +108,7 @@ class AsyncEngine:
         Raises:
             UnknownRequestError: no such request is waiting or running.
         """
-        queue = self._queues.get(request_id)
-        output = await self._between_steps(lambda: self.engine.abort(request_id))
-        if queue is not None:
-            queue.put_nowait(output)
+        await self._between_steps(lambda: self.engine.abort(request_id))
 
     async def run(self, function: Callable[[Engine], Any]) -> Any:
         """Call ``function(engine)`` between two steps, to read state or to swap the policy."""
@@ -125,6 +123,7 @@ class AsyncEngine:
         if self._task is not None:
             await self._task
         self._fail(BatchwrightError("the engine was closed"))
+        self.engine.on_abort = None  # those who waited were told
         await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.close)
         self._thread.shutdown()
 
@@ -164,9 +163,12 @@ class AsyncEngine:
                 self._fail(error)
                 return
             for output in outputs:
-                queue = self._queues.get(output.request_id)
-                if queue is not None:
-                    queue.put_nowait(output)
+                self._put(output)
+
+    def _put(self, output: RequestOutput) -> None:
+        queue = self._queues.get(output.request_id)
+        if queue is not None:
+            queue.put_nowait(output)
 
     def _do_work(self) -> None:
         work, self._work = self._work, []

@@ -23,7 +23,7 @@ class BatchBuilder:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def build(self, step: Step, rules: Rules) -> None:
+    def build(self, step: Step, rules: Rules, *, fallback: bool = False) -> None:
         """Ask the policy whom to offer room, and make the batch.
 
         Raises:
@@ -48,7 +48,8 @@ class BatchBuilder:
                     raise rules.error(step, "admission", "endless", message)
         finally:
             offers.close()  # type: ignore[attr-defined]
-        if not step.batch and not step.preempted:
+        # Evicting only whom it admitted itself, a policy could go round for ever; a fallback takes what it finds.
+        if not step.batch and not any(fallback or victim in self._state.residents for victim in step.preempted):
             raise self._stalled(step, rules)
 
     def _take_all(self, step: Step, rules: Rules) -> bool:
@@ -237,10 +238,8 @@ class BatchBuilder:
             for other in reversed(after):
                 if other.num_scheduled and not empty.isdisjoint(other.block_table):
                     self.evict(step, rules, other, asker)
-        if victim in step._admitted:
-            del step._admitted[victim]
-            if self._state.hooks.request_admitted:
-                self._state.tell(self._state.hooks.request_admitted, step, victim)
+        admitted = victim in step._admitted
+        step._admitted.pop(victim, None)
         if victim.num_scheduled:
             self._take_out(step, rules, victim)
         self._state.blocks.deallocate(victim)
@@ -251,6 +250,8 @@ class BatchBuilder:
         victim.num_preemptions += 1
         step.preempted.append(victim)
         step.num_residents -= 1
+        if admitted and self._state.hooks.request_admitted:
+            self._state.tell(self._state.hooks.request_admitted, step, victim)
         if self._state.hooks.request_preempted:
             self._state.tell(self._state.hooks.request_preempted, step, victim, asker)
 
@@ -307,9 +308,6 @@ class BatchBuilder:
                 self._state.prefilling.pop(victim, None)
             victim._state = WAITING
             put_first(self._state.queue, victim)
-        if self._state.hooks.request_admitted:
-            for request in step._admitted:
-                self._state.tell(self._state.hooks.request_admitted, step, request)
 
     def _stalled(self, step: Step, rules: Rules) -> PolicyError:
         waiting, residents = len(self._state.queue), len(self._state.residents)

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from batchwright.errors import ConfigError, did_you_mean
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+_STRICT = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
+_UNION_TAGS = ("str", "int", "float", "bool", "function-", "dict[", "list[")
+"""What pydantic puts into the place of an error where a field takes several types; users know no such field."""
 
 
 class PrefixCacheConfig(BaseModel):
@@ -115,9 +117,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """A validation error in words: each field with its value, what is allowed, and the nearest valid name."""
     lines = []
     for e in error.errors():
-        path = [
-            str(part) for part in e["loc"] if isinstance(part, int) or not str(part).startswith(("function-", "dict["))
-        ]
+        path = [str(e["loc"][0]), *(str(p) for p in e["loc"][1:] if not str(p).startswith(_UNION_TAGS))]
         name = ".".join(path)
         if e["type"] == "extra_forbidden":
             lines.append(f"unknown key {name!r}; {did_you_mean(name, field_names(model))}")

@@ -38,7 +38,15 @@ class ConfigSources:
         return other
 
     def add_mapping(self, values: Mapping[str, Any], origin: str) -> None:
-        """Take nested values from somewhere; they win over earlier ones."""
+        """Take nested values from somewhere; they win over earlier ones.
+
+        A policy is taken as a whole: parameters of the one before do not stay behind.
+        """
+        if "policy" in values:
+            self.values.pop("policy", None)
+        self._take(values, origin)
+
+    def _take(self, values: Mapping[str, Any], origin: str) -> None:
         _merge(self.values, values)
         for name in _leaves(values):
             self.origins[name] = origin
@@ -104,7 +112,9 @@ class ConfigSources:
             present = self.values.get("policy", DEFAULT_POLICY)
             if isinstance(present, str):
                 self.values["policy"] = parse_arm(present)
-        self.add_mapping(nested, origin)
+        if name == "policy":
+            self.values.pop("policy", None)
+        self._take(nested, origin)
 
     def build(self) -> EngineConfig:
         """The config.
@@ -122,9 +132,7 @@ class ConfigSources:
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
     for key, value in values.items():
-        # Another policy brings its own parameters: those of the one before must not stay behind.
-        another = key == "policy" and isinstance(value, Mapping) and "use" in value
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict) and not another:
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:
             into[key] = _deep_copy(value)

@@ -7,6 +7,7 @@ several are tried in pluggy's order until one answers; wrappers bring pluggy's o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -19,7 +20,7 @@ from batchwright.active_policy import ActivePolicy
 from batchwright.errors import PluginError
 from batchwright.hookspecs import DECISIONS, OBSERVERS
 from batchwright.neutral import Neutral
-from batchwright.plugin_checks import check_plugin
+from batchwright.plugin_checks import check_plugin, hook_methods
 
 _ARGUMENTS = {
     "admission": ("step",),
@@ -80,9 +81,13 @@ class Decisions:
             PluginError: a hook of it is misspelt or mistyped, or the name is taken.
         """
         name = name if name is not None else _name_of(plugin)
-        check_plugin(plugin, name)
+        if inspect.isclass(plugin):
+            raise PluginError(f"plugin {name!r} is a class: give an object that has the hooks")
         if name in self._plugins or any(plugin is p for p in self._plugins.values()):
             raise PluginError(f"plugin {name!r} is registered twice; give one of the two another name")
+        check_plugin(plugin, name)
+        if not any(hook in (*DECISIONS, *OBSERVERS) for hook, _ in hook_methods(plugin)):
+            raise PluginError(f"plugin {plugin!r} has no hook that could run: mark its methods with @hookimpl")
         self._build(self.policy, {**self._plugins, name: plugin})
 
     def swap_policy(self, policy: ActivePolicy) -> None:

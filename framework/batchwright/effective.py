@@ -57,7 +57,7 @@ def effective_settings(
         sources[name] = (origins or {}).get(name, "config") if is_set else "default"
     asked = Limits(config.max_num_seqs, config.max_num_batched_tokens, config.max_num_residents, config.max_model_len)
     possible = [n for n in values if n in _LIMITS or n.startswith("prefix_cache.")]
-    for name, value in policy.defaults(asked).items():
+    for name, value in policy.defaults(asked, {n for n, s in sources.items() if s != "default"}).items():
         if name not in possible:
             raise ConfigError(
                 f"policy {policy.name!r} declares a default for {name!r}: policies have a say in limits and in the "

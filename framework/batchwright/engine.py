@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from batchwright.backend import Backend, BackendSettings, Capacity, Clock
@@ -36,6 +36,8 @@ class Engine:
         capacity: what the backend holds.
         scheduler: the mechanism; usable alone.
         plugins: what is installed.
+        on_abort: called with the last output of a request that is aborted between two steps; one that is aborted
+            within a step, by an observer, is among the outputs of that step.
     """
 
     def __init__(
@@ -61,6 +63,10 @@ class Engine:
         Raises:
             ConfigError, PluginError, BackendError: something of it cannot be had; the message says what to do.
         """
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ConfigError(
+                f"config must be an EngineConfig, not {config!r}; EngineConfig.parse makes one of a mapping"
+            )
         self.config = config = config if config is not None else EngineConfig()
         self.plugins = installed if installed is not None else load_plugins(config.no_plugins)
         active = resolve_policy(policy if policy is not None else config.policy, self.plugins)
@@ -91,6 +97,9 @@ class Engine:
         self._texts: dict[str, OutputText] = {}
         self._prompts: dict[str, str] = {}
         self._failures = 0
+        self._stepping = False
+        self._aborted: list[Request] = []  # in the present step, by observers
+        self.on_abort: Callable[[RequestOutput], None] | None = None
 
     def _narrow(self, limits: Limits) -> Limits:
         capacity = self.capacity
@@ -166,30 +175,35 @@ class Engine:
         Raises:
             PolicyError: with ``on_policy_error: raise``; the engine is whole and can go on.
         """
-        scheduler, backend = self.scheduler, self.backend
-        if not scheduler.has_unfinished():
+        if not self.scheduler.has_unfinished():
             return None
+        self._stepping = True
         try:
-            batch = scheduler.schedule(self.clock.now_ns())
-        except BaseException:  # a PolicyError, say: its evictions stay
-            self._release(scheduler.step)
+            step = self._step()
+        except BaseException:  # a PolicyError, say, or an interrupt: nothing is lost, and evictions stay
+            step = self.scheduler.step
+            if self.scheduler.in_flight is not None:  # its batch can be computed again
+                batch = self.scheduler.in_flight
+                step = self.scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns())
             raise
+        finally:
+            self._stepping = False
+            self._release(step)
+        return step
+
+    def _step(self) -> Step:
+        scheduler = self.scheduler
+        batch = scheduler.schedule(self.clock.now_ns())
         if not len(batch):
-            step = scheduler.update(batch, (), self.clock.now_ns())
-        else:
-            try:
-                result = backend.execute(batch)
-                step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed)
-                self._failures = 0
-            except Exception as error:
-                if not scheduler.in_flight:
-                    raise
-                step = self._backend_failed(batch, error)
-            except BaseException:  # interrupted: nothing was lost, the batch can be computed again
-                if scheduler.in_flight:
-                    self._release(scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns()))
+            return scheduler.update(batch, (), self.clock.now_ns())
+        try:
+            result = self.backend.execute(batch)
+            step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed)
+        except Exception as error:
+            if scheduler.in_flight is None:
                 raise
-        self._release(step)
+            return self._backend_failed(batch, error)
+        self._failures = 0
         return step
 
     def _release(self, step: Step) -> None:
@@ -204,12 +218,13 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One step; what it brought, for each request that got a token or ended, in batch order."""
+        self._aborted.clear()
         step = self.advance()
         if step is None:
             return []
-        sampled, ended = set(step.sampled), set(step.finished)
+        sampled, ended = set(step.sampled), {*step.finished, *self._aborted}
         outputs = []
-        for request in step.batch if ended else step.sampled:
+        for request in dict.fromkeys((*step.batch, *self._aborted)) if ended else step.sampled:
             if request in sampled or request in ended:
                 text = self._texts.get(request.request_id)
                 if request in sampled:
@@ -241,8 +256,14 @@ class Engine:
         """
         request = self.scheduler.abort(request_id)
         self.backend.release([request_id])
-        output = make_output(request, self._prompts.get(request_id), self._texts.get(request_id), 0)
-        self._forget(request_id)
+        within = self._stepping
+        output = make_output(request, self._prompts.get(request_id), self._texts.get(request_id), 0, told=not within)
+        if within:
+            self._aborted.append(request)
+        else:
+            self._forget(request_id)
+            if self.on_abort is not None:
+                self.on_abort(output)
         return output
 
     def _forget(self, request_id: str) -> None:

@@ -97,11 +97,13 @@ class LLM:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, disable=not (use_tqdm and console.is_terminal)) as progress:
             task = progress.add_task("Requests", total=len(ids))
+            self.engine.on_abort = lambda output: done.update({output.request_id: output})
             while self.engine.has_unfinished():
                 for output in self.engine.step():
                     if output.finished:
                         done[output.request_id] = output
                         progress.advance(task)
+        self.engine.on_abort = None
         return [done[i] for i in ids]
 
     def close(self) -> None:
@@ -136,6 +138,8 @@ def as_request(
         if not set(prompt) <= known or not prompt:
             raise InvalidRequestError(f"a prompt as a mapping has prompt or prompt_token_ids, not {sorted(prompt)}")
         inner: str | Sequence[int] = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+        if not isinstance(inner, str):
+            return Request(request_id, inner, params, **fields), prompt.get("prompt")
     else:
         inner = prompt
     if not isinstance(inner, str):

@@ -109,8 +109,18 @@ class OutputText:
         return 0
 
 
-def make_output(request: Request, prompt: str | None, text: OutputText | None, num_new: int) -> RequestOutput:
-    """What a request's caller gets after a step in which it got ``num_new`` tokens."""
+def make_output(
+    request: Request, prompt: str | None, text: OutputText | None, num_new: int, *, told: bool = True
+) -> RequestOutput:
+    """What a request's caller gets after a step in which it got ``num_new`` tokens.
+
+    Args:
+        request: of the caller.
+        prompt: as text, where it was given as text.
+        text: of the output, where there is any.
+        num_new: tokens that are new to the caller.
+        told: the new text counts as told; False: it will be told again.
+    """
     tokens = request.output_token_ids[:]
     if text is not None and request.is_finished:
         try:
@@ -122,7 +132,7 @@ def make_output(request: Request, prompt: str | None, text: OutputText | None, n
         prompt=prompt,
         prompt_token_ids=request.prompt_token_ids[:],
         outputs=[CompletionOutput(0, text.text if text is not None else "", tokens, request.finish_reason)],
-        new_text=text.new() if text is not None else "",
+        new_text=text.new() if told and text is not None else "",
         new_token_ids=tokens[len(tokens) - num_new :],
         finished=request.is_finished,
         error=request.error,

@@ -65,8 +65,9 @@ def _is_own_function(plugin: object, name: str) -> bool:
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    names = list(inspect.signature(function).parameters)
-    return names[1:] if names[:1] == ["self"] else names
+    """What it takes of a hook: neither ``self`` nor what has a default."""
+    parameters = inspect.signature(function).parameters
+    return [n for n, p in parameters.items() if p.default is p.empty and n not in ("self", "cls")]
 
 
 def _check_arguments(function: Callable[..., Any], spec: Callable[..., Any], where: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from batchwright.active_policy import is_policy_class
 from batchwright.backend import BackendEntry
 from batchwright.errors import ConfigError, PluginError, did_you_mean
 from batchwright.hookspecs import DECISIONS, OBSERVERS, REGISTRATIONS
@@ -64,6 +65,7 @@ class Plugins:
             PluginError: a hook is misspelt, raises or returns the wrong thing, or a name is taken.
         """
         where = f"plugin {plugin.name!r} of {plugin.distribution}"
+        remedy = f"mend or uninstall it, or {_without(plugin.name)}"
         try:
             check_plugin(plugin.value, plugin.name)
         except PluginError as error:
@@ -81,9 +83,12 @@ class Plugins:
                     f"{where}: {hook}() raised {type(error).__name__}: {error}; {_without(plugin.name)}"
                 ) from error
             if not isinstance(brought, Mapping):
-                raise PluginError(f"{where}: {hook}() must return a mapping of names, not {brought!r}")
+                raise PluginError(f"{where}: {hook}() must return a mapping of names, not {brought!r}; {remedy}")
             for name, value in brought.items():
-                self._check_value(where, kind, name, value)
+                try:
+                    self._check_value(kind, name, value)
+                except PluginError as error:
+                    raise PluginError(f"{where}: {error}; {remedy}") from None
                 other = self.origin.get((kind, name))
                 if other is not None:
                     raise PluginError(
@@ -94,18 +99,15 @@ class Plugins:
                 getattr(self, kind)[name] = value
 
     @staticmethod
-    def _check_value(where: str, kind: str, name: object, value: object) -> None:
+    def _check_value(kind: str, name: object, value: object) -> None:
         if not isinstance(name, str) or not name or set(name) & set(" :,=\t\n"):
-            raise PluginError(f"{where}: {name!r} cannot name one of {kind}: letters, digits, '_', '-' and '.' only")
-        if kind == "policies" and not (inspect.isclass(value) and issubclass(value, Policy)):
-            raise PluginError(f"{where}: policy {name!r} must be a subclass of batchwright.Policy, not {value!r}")
+            raise PluginError(f"{name!r} cannot name one of {kind}: letters, digits, '_', '-' and '.' only")
         if kind == "policies":
-            try:
-                check_plugin(value, name)
-            except PluginError as error:
-                raise PluginError(f"{where}: {error}; mend or uninstall it, or leave it out with --no-plugin") from None
+            if not is_policy_class(value):
+                raise PluginError(f"policy {name!r} must be a subclass of batchwright.Policy, not {value!r}")
+            check_plugin(value, name)
         if kind == "backends" and not isinstance(value, BackendEntry):
-            raise PluginError(f"{where}: backend {name!r} must be a batchwright.BackendEntry, not {value!r}")
+            raise PluginError(f"backend {name!r} must be a batchwright.BackendEntry, not {value!r}")
 
     def policy(self, name: str) -> type[Policy]:
         """The policy class of that name.
@@ -189,7 +191,7 @@ def _load(point: EntryPoint) -> Plugin:
     if inspect.isclass(value):
         raise PluginError(
             f"{where} names the class {point.value}: an entry point names a module or an object that holds hookimpls "
-            "(policies are offered by register_policies)"
+            f"(policies are offered by register_policies); mend or uninstall it, or {_without(point.name)}"
         )
     hooks = dict(hook_methods(value))
     active = tuple(h for h in (*DECISIONS, *OBSERVERS) if h in hooks)

@@ -193,6 +193,8 @@ class Request:
     ) -> None:
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequestError(f"request_id must be a non-empty string, not {request_id!r}")
+        if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
+            raise InvalidRequestError(f"sampling_params must be a SamplingParams object, not {sampling_params!r}")
         if not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}")
         if not isinstance(weight, (int, float)) or not weight > 0:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from batchwright.active_policy import ActivePolicy
+from batchwright.active_policy import ActivePolicy, is_policy_class
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.hookspecs import DECISIONS
 from batchwright.plugins import Plugins, load_plugins
@@ -41,6 +41,8 @@ def parse_arm(text: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"policy {text!r}: {part!r} is not of the form param=value")
+        if key.strip() in values:
+            raise ConfigError(f"policy {text!r}: {key.strip()!r} is given twice")
         try:
             values[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -66,9 +68,13 @@ def resolve_policy(
         return spec
     if isinstance(spec, Policy):
         return ActivePolicy.of(spec)
+    if is_policy_class(spec):
+        raise ConfigError(f"policy: give an object, {spec.__name__}(...), and not the class")  # type: ignore[union-attr]
     plugins = plugins if plugins is not None else load_plugins()
     if spec is None:
         spec = DEFAULT_POLICY
+    if not isinstance(spec, (str, Mapping)):
+        raise ConfigError(f"policy: it must be a name, a mapping or a policy object, not {spec!r}")
     if isinstance(spec, str) or "use" in spec:
         name, policy = _one(spec, plugins)
         return ActivePolicy.of(policy, name)
@@ -79,10 +85,12 @@ def resolve_policy(
     for hook, part in spec.items():
         if hook not in DECISIONS:
             raise ConfigError(f"policy: unknown decision {hook!r}; {did_you_mean(hook, (*DECISIONS, 'use'))}")
+        if is_policy_class(part) or not isinstance(part, (str, Mapping, Policy)):
+            raise ConfigError(f"policy: {hook} must be a name, a mapping with use, or a policy object, not {part!r}")
         if isinstance(part, Policy):
             slots[hook] = (type(part).__name__, part)
             continue
-        key = repr(sorted(parse_arm(part).items()) if isinstance(part, str) else sorted(part.items()))
+        key = repr(sorted((parse_arm(part) if isinstance(part, str) else dict(part)).items()))
         if key not in made:  # the same words in two slots are one object, so that its decisions share state
             made[key] = _one(part, plugins)
         slots[hook] = made[key]
@@ -91,9 +99,9 @@ def resolve_policy(
 
 def _one(spec: str | Mapping[str, Any], plugins: Plugins) -> tuple[str, Policy]:
     values = parse_arm(spec) if isinstance(spec, str) else dict(spec)
-    name = values.pop("use")
+    name = values.pop("use", None)
     if not isinstance(name, str):
-        raise ConfigError(f"policy: use must name a policy, not {name!r}")
+        raise ConfigError(f"policy: use must name a policy, not {name!r}, in {spec!r}")
     if ".py:" in name:
         cls = _from_file(name)
         return cls.__name__, cls.from_values(values)

@@ -38,7 +38,7 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.queues import put_first
 from batchwright.request import RESIDENT, WAITING, Request
 from batchwright.resolve import default_policy, resolve_policy
-from batchwright.results import append_all, append_each
+from batchwright.results import Over, append_all, append_each
 from batchwright.rules import Rules
 from batchwright.state import State
 from batchwright.step import Step
@@ -254,15 +254,20 @@ class Scheduler:
                 return Batch(self._num_steps, self.blocks.block_size, (), ())
         self._state.building = True
         try:
-            self._build(step)
+            try:
+                self._build(step)
+            finally:
+                self._builder.commit(step)
+            only_decodes = not step.num_prefill_tokens
+            counts = [1] * len(step.batch) if only_decodes else [r.num_scheduled for r in step.batch]
+            batch = Batch(step.index, self.blocks.block_size, step.batch, counts, only_decodes=only_decodes)
+            self._batch = batch
+            if hooks.request_admitted:
+                for request in step._admitted:
+                    self._state.tell(hooks.request_admitted, step, request)
+            return batch
         finally:
-            self._builder.commit(step)
             self._state.building = False
-        only_decodes = not step.num_prefill_tokens
-        counts = [1] * len(step.batch) if only_decodes else [r.num_scheduled for r in step.batch]
-        batch = Batch(step.index, self.blocks.block_size, step.batch, counts, only_decodes=only_decodes)
-        self._batch = batch
-        return batch
 
     def _build(self, step: Step) -> None:
         try:
@@ -273,7 +278,7 @@ class Scheduler:
                 raise
             self._policy_fault(error)
             try:
-                self._builder.build(step, self._fallback_rules())
+                self._builder.build(step, self._fallback_rules(), fallback=True)
             except BaseException:
                 self._builder.undo(step)
                 raise
@@ -310,7 +315,7 @@ class Scheduler:
         tokens = self._check_tokens(token_ids)
         step.end = now
         self._state.growing = self._state.filling = None
-        over: list[tuple[Request, str]] = []
+        over: Over = []
         if step.num_prefill_tokens == 0 and not failed:
             sampled = append_all(self._state, step, tokens, now, over)
         else:
@@ -321,20 +326,24 @@ class Scheduler:
         for request in step.batch if failed else ():  # what a failed row wrote must not be shared
             for block in step._fresh.get(request, ()) if request.request_id in (failed or ()) else ():
                 self.blocks.unregister(block)
-        if over:
-            step.finished = [r for r, _ in over]
-            for request, reason in over:
-                self._state.end(request, reason)
-            if self._hooks.request_finished:  # all have ended: an observer may abort others, or add
+        step.finished = [r for r, _ in over]
+        for request, reason in over:
+            self._state.end(request, reason)
+        self._tell_end(step, over, StepResult(tokens, now - step.now, failed or {}))
+        return step
+
+    def _tell_end(self, step: Step, over: Over, result: StepResult) -> None:
+        """Tell observers of a step that is done; all who ended have ended, so they may abort others, or add."""
+        try:
+            if self._hooks.request_finished:
                 for request, reason in over:
                     self._state.tell(self._hooks.request_finished, request, reason)
-        self._gather_events(step)
-        if self._hooks.step_finished:
-            result = StepResult(tokens, now - step.now, failed or {})
-            self._state.tell(self._hooks.step_finished, step, result)
-        for request in step.batch:
-            request.num_scheduled = 0
-        return step
+            self._gather_events(step)
+            if self._hooks.step_finished:
+                self._state.tell(self._hooks.step_finished, step, result)
+        finally:
+            for request in step.batch:
+                request.num_scheduled = 0
 
     def _check_tokens(self, token_ids: Sequence[int]) -> Sequence[int]:
         tokens = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
@@ -388,15 +397,8 @@ class Scheduler:
             for request in there:
                 request.error = error
                 self._state.end(request, "error")
-            if self._hooks.request_finished:
-                for request in there:
-                    self._state.tell(self._hooks.request_finished, request, "error")
-        self._gather_events(step)
         step.events.append({"step": step.index, "kind": "backend_fault", "error": error, "retried": retry})
-        if self._hooks.step_finished:
-            self._state.tell(self._hooks.step_finished, step, StepResult((), now - step.now, {}))
-        for request in step.batch:
-            request.num_scheduled = 0
+        self._tell_end(step, [(r, "error") for r in step.finished], StepResult((), now - step.now, {}))
         return step
 
     # Policies and plugins -----------------------------------------------------------------------------------
@@ -445,9 +447,9 @@ class Scheduler:
         return Rules(Decisions(ActivePolicy.of(self._hooks.neutral.fresh(), "fallback"), self._hooks.neutral))
 
     @property
-    def in_flight(self) -> bool:
-        """Whether a batch was scheduled and not updated yet."""
-        return self._batch is not None
+    def in_flight(self) -> Batch | None:
+        """The batch that was scheduled and is not updated yet."""
+        return self._batch
 
     def take_events(self) -> list[dict[str, Any]]:
         """Events since the last step, which no step has told."""

@@ -335,5 +335,8 @@ def test_plugins_with_one_name() -> None:
     class Named:
         name = "tape"
 
+        @hookimpl
+        def step_started(self) -> None: ...
+
     with pytest.raises(PluginError, match="plugin 'tape' is registered twice; give one of the two another name"):
         make_engine(plugins=[Named()])
