@@ -24,6 +24,7 @@ class RandomPolicyParams(Params):
     hold_rate: float = 0.3
     cut_rate: float = 0.5
     reserves: bool = True
+    steady_rate: float = 0.0
 
 
 class RandomPolicy(Policy):
@@ -76,6 +77,10 @@ class RandomPolicy(Policy):
     def admission(self, step):
         self.note("admission", step)
         self.note_queues("admission", step)
+        if self.chance(self.params.steady_rate):  # the road of a batch of decodes
+            yield step.running
+            yield from [r for r in step.waiting if step.budget and not r.num_scheduled]
+            return
         for _ in range(self.rng.randint(0, 6)):
             offer = self.some_offer(step)
             if offer is None:
@@ -150,6 +155,8 @@ class RandomPolicy(Policy):
         if holds and self.chance(self.params.hold_rate):
             return HOLD
         residents = [r for r in dict.fromkeys((*step.running, *step.batch)) if r.is_resident]
+        if step.batch and self.chance(0.4):
+            return step.batch[0]  # others may have adopted what it was to fill
         return self.rng.choice(residents) if residents else HOLD
 
     @hookimpl

@@ -10,19 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from batchwright.hookspecs import hookimpl
 from batchwright.limits import Limits
 from batchwright.plugins import load_plugins
+from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
 from batchwright.sampling_params import SamplingParams
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from testing.random_policy import RandomPolicy
 from testing.twins import Twins
 
 NUM_STEPS = int(os.environ.get("BATCHWRIGHT_PROPERTY_STEPS", "10000"))
 """Steps that the main test compares at least; ``make property`` sets 100000."""
-STEPS_OF_AN_EXAMPLE = 40
+STEPS_OF_AN_EXAMPLE = 50
 """What an example comes to on average, or a little less."""
+SHARED = [1, 2, 1, 1, 2, 2, 1, 2, 1, 2, 1, 1, 2, 2, 1, 2]
 FIRST_PARTY = {name: load_plugins().policy(name) for name in ("prefill_first", "vllm_v1", "stall_free")}
 
 
@@ -39,8 +42,8 @@ class Rates:
 
 limits = st.builds(
     Limits,
-    max_num_seqs=st.sampled_from([1, 3, 6]),
-    max_num_batched_tokens=st.sampled_from([3, 7, 16, 64]),
+    max_num_seqs=st.sampled_from([1, 3, 8]),
+    max_num_batched_tokens=st.sampled_from([2, 4, 7, 16, 64, 64]),
     max_num_residents=st.sampled_from([None, None, 2, 4]),
     max_model_len=st.sampled_from([None, None, None, 20]),
 )
@@ -53,7 +56,7 @@ caches = st.builds(
 )
 schedulers = st.fixed_dictionaries(
     {
-        "num_blocks": st.sampled_from([8, 12, 20, 30]),
+        "num_blocks": st.sampled_from([6, 10, 16, 24]),
         "block_size": st.sampled_from([1, 2, 4]),
         "limits": limits,
         "prefix_cache": caches,
@@ -87,23 +90,27 @@ def some_policy(rng: random.Random, fault_rate: float) -> Callable[[], Any]:
         "counts_decodes": rng.random() < 0.7,
         "fault_rate": fault_rate,
         "refusal_rate": rng.choice([0, 0, 0.1]),
-        "hold_rate": rng.choice([0.1, 0.5]),
+        "hold_rate": rng.choice([0.0, 0.5]),
         "cut_rate": rng.choice([0, 0.5, 1]),
         "reserves": rng.random() < 0.8,
+        "steady_rate": rng.choice([0, 0, 0.9]),
     }
     return lambda: RandomPolicy(**params)
 
 
 def add_some(twins: Twins, rng: random.Random, number: int) -> None:
-    shared = [1, 2, 1, 1, 2, 2, 1, 2, 1, 2, 1, 1, 2, 2, 1, 2][: rng.choice([0, 4, 8, 16])]
-    prompt = shared + [rng.randrange(3) for _ in range(rng.randint(1, 8))]
+    if rng.random() < 0.6:  # few different prompts, so that much is shared and much is there twice
+        prompt = SHARED[: rng.choice([4, 8, 12])] + rng.choice([[1], [2], [1, 2]])
+    else:
+        prompt = SHARED[: rng.choice([0, 0, 4, 16])] + [rng.randrange(3) for _ in range(rng.randint(1, 8))]
     params = SamplingParams(
-        max_tokens=rng.randint(1, 8),
+        max_tokens=rng.randint(1, 16),
         ignore_eos=rng.random() < 0.7,
         stop_token_ids=(2,) if rng.random() < 0.1 else (),
     )
     name = f"r{number if rng.random() < 0.95 else rng.randrange(number + 1)}"  # at times an id that is in use
-    twins.add(name, prompt, params, rng.choice([None, None, 1, 3]), rng.randrange(3))
+    stops_after = rng.randint(1, 9) if rng.random() < 0.1 else None  # as a stop string would
+    twins.add(name, prompt, params, rng.choice([None, None, None, 1, 6]), rng.randrange(3), stops_after)
 
 
 def run_one(
@@ -119,7 +126,7 @@ def run_one(
             twins.abort(rng.choice([*twins.there, "nobody"]))
 
     for _ in range(num_steps):
-        while rng.random() < rates.arrival and len(twins.there) < 9:
+        while rng.random() < rates.arrival and len(twins.there) < 12:
             add_some(twins, rng, number)
             number += 1
         abort_some()
@@ -131,7 +138,7 @@ def run_one(
         abort_some()
         if batches is None:
             continue
-        if rng.random() < 0.1 and len(twins.there) < 9:  # arrives while the batch runs
+        if rng.random() < 0.1 and len(twins.there) < 12:  # arrives while the batch runs
             add_some(twins, rng, number)
             number += 1
         if len(batches[0]) and rng.random() < rates.backend_failure:
@@ -165,6 +172,7 @@ def test_random_policies_aborts_swaps_and_faults():
         derandomize=True,
         database=None,
         deadline=None,
+        phases=[Phase.generate],  # a run follows from its seed, so there is little to shrink
         suppress_health_check=list(HealthCheck),
     )
     @given(
@@ -228,3 +236,36 @@ def test_swapping_between_all_pairs_loses_no_request_and_changes_no_token(first,
         assert not twins.there
     assert seen["swaps"] > 20, seen
     assert seen["evictions"] > 0, seen
+
+
+class EvictsTheFirst(Policy):
+    """Everybody who waits, in order; whoever lacks a block gets those of the first row."""
+
+    @hookimpl
+    def admission(self, step):
+        yield from step.waiting
+
+    @hookimpl
+    def preemption(self, step, request):
+        return step.batch[0]
+
+
+def test_a_victim_takes_along_who_shares_what_it_was_to_fill():
+    seen: Counter[str] = Counter()
+    scheduler = {
+        "num_blocks": 7,
+        "block_size": 2,
+        "limits": Limits(),
+        "prefix_cache": PrefixCache(visible="scheduled"),
+    }
+    twins = Twins(EvictsTheFirst, scheduler, seen)
+    params = SamplingParams(max_tokens=1)
+    for name, prompt in (("a", [1] * 5), ("b", [1] * 5), ("c", [1] * 5), ("other", [2] * 5)):
+        twins.add(name, prompt, params, None, 0, None)
+    batches = twins.schedule(0)
+    assert batches is not None
+    assert [r.request_id for r in twins.fast.step.preempted] == ["c", "b", "a"]  # last row first, the victim last
+    assert [(r.request_id, r.num_scheduled) for r in twins.fast.step.batch] == [("other", 5)]
+    twins.update(batches, 1)
+    assert [r.request_id for r in twins.fast.waiting] == ["a", "b", "c"]
+    assert seen["evictions that take others along"] == 1

@@ -22,12 +22,12 @@ def next_token(tokens: Sequence[int]) -> int:
     return zlib.crc32(array("i", tokens).tobytes()) % 3
 
 
-def expected_output(request: Request) -> list[int]:
+def expected_output(request: Request, stops_after: int | None) -> list[int]:
     """What that model says to the request's prompt, alone and without any scheduler."""
     tokens = list(request.prompt_token_ids)
     while len(tokens) < request._end:
         tokens.append(next_token(tokens))
-        if tokens[-1] in request._stop_ids:
+        if tokens[-1] in request._stop_ids or len(tokens) == request.num_prompt_tokens + (stops_after or 10**9):
             break
     return tokens[request.num_prompt_tokens :]
 
@@ -70,6 +70,7 @@ class Twins:
         self.fast = Scheduler(self.policies[0][0], **settings)
         self.reference = Counting(self.policies[0][1], seen, **settings)
         self.there: dict[str, tuple[Request, Request]] = {}
+        self.stops_after: dict[str, int | None] = {}
         self.written: dict[tuple[int, int], tuple[int, ...] | None] = {}  # (block, offset): what its K and V depend on
         self.rows: list[tuple[Request, tuple[int, ...], tuple[int, ...], int, int]] = []
         self.agree()
@@ -93,13 +94,28 @@ class Twins:
         return answers[0], answers[1]
 
     def add(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, hidden: int | None, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        hidden: int | None,
+        priority: int,
+        stops_after: int | None,
     ) -> None:
-        twins = tuple(
-            Request(request_id, prompt, params, arrival_ns=self.seen["steps"], priority=priority) for _ in range(2)
-        )
-        if self.both(lambda s, which: s.add(twins[which], num_output_tokens=hidden)) is not None:
+        now = self.seen["steps"]
+        twins = [Request(request_id, prompt, params, arrival_ns=now, priority=priority) for _ in range(2)]
+
+        def add(scheduler: Any, which: int) -> None:
+            request = twins[which]
+
+            def check(_token: int) -> bool:
+                return stops_after is not None and request.num_output_tokens >= stops_after
+
+            scheduler.add(request, num_output_tokens=hidden, stop_check=check if stops_after else None)
+
+        if self.both(add) is not None:
             self.there[request_id] = (twins[0], twins[1])
+            self.stops_after[request_id] = stops_after
         self.agree()
 
     def abort(self, request_id: str) -> None:
@@ -185,7 +201,9 @@ class Twins:
         for r in fast.finished:
             one, two = self.there.pop(r.request_id)
             assert look(one) == look(two)
-            assert r.finish_reason == "error" or list(r.output_token_ids) == expected_output(r)
+            assert r.finish_reason == "error" or list(r.output_token_ids) == expected_output(
+                r, self.stops_after[r.request_id]
+            )
         self.agree()
 
     # Comparing ----------------------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ class Reference(ReferenceBase):
             self.check(request not in step.batch, "admission", "twice", request)
             if request not in step.preempted and len(step.batch) < self.limits.max_num_seqs:
                 self.offer(step, request)
-        self.check(bool(step.batch or step.preempted), "admission", "progress", None)
+        # Only to evict whom it admitted itself could go on for ever; the fallback takes a step as it finds it.
+        moved = step.batch or [v for v in step.preempted if v in self.running or policy is not self.policy]
+        self.check(bool(moved), "admission", "progress", None)
 
     def offer(self, step: View, request: Request) -> None:
         """Offer room to one request: it enters the batch, or all is as before but for evictions."""
@@ -120,15 +122,16 @@ class Reference(ReferenceBase):
             if member is not victim and not unfilled.isdisjoint(member.block_table):
                 gone.append(member)
         for request in reversed(gone):
+            is_newcomer = request in step.batch and request not in step.held
             request._high_water = max(request._high_water, request.num_computed)
-            if request in step.batch and request not in step.held:
-                self.tell("request_admitted", step=step, request=request)
             if request in step.batch:
                 self.leave(step, request)
             self.blocks.shrink(request, 0)
             request._state, request._prefilling, request.num_computed = PREEMPTED, False, 0
             request.num_preemptions += 1
             step.preempted.append(request)
+            if is_newcomer:
+                self.tell("request_admitted", step=step, request=request)
             self.tell("request_preempted", step=step, victim=request, request=asker)
 
     def leave(self, step: View, request: Request) -> None:
