@@ -63,7 +63,8 @@ bench: $(VENV)/dev  ## scheduler cost side by side (NANO_VLLM=folder adds nano-v
 	@$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds $(ARGS)
 
 docs: $(VENV)/docs  ## the documentation as a site, in site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 wheel: $(VENV)/dev  ## the wheel, in dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import yaml
+
 from batchwright.errors import BatchwrightError
 from batchwright_backends.sim.calibration import Calibration, calibrate
 from batchwright_backends.sim.gpus import find_gpu

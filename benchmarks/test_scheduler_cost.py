@@ -13,6 +13,7 @@ import gc
 import statistics
 
 import pytest
+
 from peers import Nano, Ours, nano_missing
 from scheduler import cached_prompt, decodes
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
+
 from batchwright.cli.policies import parameters
 from batchwright.config import EngineConfig, submodel
 from batchwright.config_sources import ENVIRONMENT_PREFIX
@@ -26,7 +28,6 @@ from batchwright_backends.sim.backend import SimOptions
 from batchwright_backends.sim.gpus import find_gpu, gpu_names
 from batchwright_backends.sim.models import model_names
 from batchwright_backends.torch.options import TorchOptions
-from pydantic import BaseModel
 
 FOLDER = Path(__file__).parent
 _TABLE = re.compile(r"(<!-- table: (?P<key>[\w. -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from batchwright.hookspecs import hookimpl
 from batchwright.policy import Policy
-
 from batchwright_policies.prefill_first import PrefillFirst
 from batchwright_policies.stall_free import StallFree
 from batchwright_policies.vllm_v1 import VllmV1

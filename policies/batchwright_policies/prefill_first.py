@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from batchwright.hookspecs import HOLD, Hold, hookimpl
 from batchwright.policy import Params, Policy
 from batchwright.request import Request
 from batchwright.step import Step
-from pydantic import Field
 
 
 class PrefillFirstParams(Params):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic import Field
+
 from batchwright.hookspecs import HOLD, Hold, hookimpl
 from batchwright.limits import Limits
 from batchwright.policy import Params, Policy
 from batchwright.request import Request
 from batchwright.step import Step
-from pydantic import Field
 
 
 class StallFreeParams(Params):

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
+from pydantic import Field
+
 from batchwright.hookspecs import HOLD, Hold, hookimpl
 from batchwright.limits import Limits
 from batchwright.policy import Params, Policy
 from batchwright.request import Request
 from batchwright.step import Step
-from pydantic import Field
 
 
 class VllmV1Params(Params):

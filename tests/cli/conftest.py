@@ -10,8 +10,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from batchwright.cli.app import app
 from typer.testing import CliRunner
+
+from batchwright.cli.app import app
 
 SMALL = "synthetic:rate=50,n=12,prompt=uniform(20,200),output=uniform(2,12),seed=3"
 """A workload that takes milliseconds on the simulator."""

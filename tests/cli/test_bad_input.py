@@ -177,9 +177,10 @@ def test_commands_that_do_not_exist(cli: Cli) -> None:
 
 
 def test_debug_shows_the_traceback(cli: Cli) -> None:
+    from typer.testing import CliRunner
+
     from batchwright import ConfigError
     from batchwright.cli.app import app
-    from typer.testing import CliRunner
 
     for args in (["run", "nobody", "--debug"], ["--debug", "run", "nobody"], ["policies", "nobody", "--debug"]):
         result = CliRunner().invoke(app, args)

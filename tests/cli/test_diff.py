@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from batchwright.cli.lockstep import Decision, Row
 
 from .conftest import SMALL, TIGHT, Cli

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+
 from batchwright.cli.app import app
 
 from .conftest import Cli

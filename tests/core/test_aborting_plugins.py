@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright import LLM, AsyncEngine, Engine, Request, SamplingParams, Step, hookimpl
 from fake_backend import FakeTokenizer, say
 from fake_plugins import install

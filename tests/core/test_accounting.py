@@ -6,10 +6,11 @@ import random
 from typing import Any
 
 import pytest
-from anyhow import Anyhow
-from batchwright import Request, Step, block_manager, hookimpl
 from hypothesis import given
 from hypothesis import strategies as st
+
+from anyhow import Anyhow
+from batchwright import Request, Step, block_manager, hookimpl
 from toolbox import SHIPPED, make_engine, make_request, play, prompt_of
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+
 from batchwright import (
     AsyncEngine,
     BatchwrightError,

@@ -6,11 +6,12 @@ import random
 from typing import Any
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from batchwright import Batch, Limits, PrefixCache, Scheduler
 from batchwright.plugins import load_plugins
 from batchwright.testing.reference import Reference
-from hypothesis import given
-from hypothesis import strategies as st
 from toolbox import SHIPPED, make_request, prompt_of
 
 

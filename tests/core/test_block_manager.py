@@ -7,10 +7,11 @@ import random
 from typing import Any
 
 import pytest
-from batchwright import BlockManager, ConfigError, PrefixCache, Request
-from batchwright.request import RESIDENT, WAITING
 from hypothesis import given
 from hypothesis import strategies as st
+
+from batchwright import BlockManager, ConfigError, PrefixCache, Request
+from batchwright.request import RESIDENT, WAITING
 
 SETTINGS = [
     PrefixCache(visible=v, reuse=r, duplicates=d)

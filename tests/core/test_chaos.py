@@ -10,12 +10,13 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from anyhow import Anyhow
 from batchwright import block_manager
 from fake_backend import FakeBackend
 from faulty import FAULTS, Culprit
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from toolbox import SHIPPED, check_empty, check_whole, expected_of, make_engine, make_request, prompt_of
 
 _hash = block_manager.xxh3_64_intdigest

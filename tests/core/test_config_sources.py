@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright import ConfigError
 from batchwright.config_sources import ConfigSources
 

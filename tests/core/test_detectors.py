@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
 from batchwright import HOLD, Policy, Request, Step, hookimpl
 from toolbox import SHIPPED, Tape, make_engine, make_request, play
 

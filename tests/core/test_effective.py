@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+
 from batchwright import ConfigError, Engine, EngineConfig, Limits, PluginError, Policy, PrefixCache
 from batchwright.active_policy import ActivePolicy
 from batchwright.effective import Effective, effective_settings

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from batchwright import errors
 from batchwright.errors import BatchwrightError, PolicyError, RequestError, did_you_mean
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from batchwright import InfeasibleRequestError, InvalidRequestError, Limits, Scheduler
 from hypothesis import given
 from hypothesis import strategies as st
+
+from batchwright import InfeasibleRequestError, InvalidRequestError, Limits, Scheduler
 from toolbox import SHIPPED, check_empty, make_engine, make_request, play
 
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from batchwright.free_list import FreeList
 from hypothesis import given
 from hypothesis import strategies as st
+
+from batchwright.free_list import FreeList
 
 operations = st.lists(st.tuples(st.sampled_from(["take", "remove", "first", "last"]), st.integers(0, 30)), max_size=60)
 

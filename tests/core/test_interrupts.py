@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from batchwright import hookimpl
 from batchwright.hookspecs import OBSERVERS
 from toolbox import check_empty, check_whole, expected_of, make_engine, make_request

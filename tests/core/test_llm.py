@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright import LLM, ConfigError, EngineConfig, InfeasibleRequestError, InvalidRequestError, SamplingParams
 from batchwright.llm import choose_backend
 from batchwright.plugins import load_plugins

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from batchwright.outputs import OutputText
-from fake_backend import FakeTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from batchwright.outputs import OutputText
+from fake_backend import FakeTokenizer
 
 TOKENS = [ord("a"), ord("b"), ord("c"), 0, 900, 901]
 """One character each, a special one without text, and "aa" and "bb"."""

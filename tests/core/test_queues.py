@@ -3,10 +3,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import pytest
-from batchwright import Request
-from batchwright.queues import QueueView, put_first
 from hypothesis import given
 from hypothesis import strategies as st
+
+from batchwright import Request
+from batchwright.queues import QueueView, put_first
 
 requests = [Request(str(i), [1]) for i in range(8)]
 

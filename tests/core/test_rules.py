@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from batchwright import HOLD, Policy, PolicyError, Refusal, RefusedRequestError, Request, Step, hookimpl
 from faulty import BadArrival, Broken, PrefillFirst
 from toolbox import check_whole, drain, expected_of, make_engine, make_request, play, prompt_of

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from batchwright import InvalidRequestError, SamplingParams
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from batchwright import BackendError, BatchwrightError, PluginError, Policy, Request, Step, hookimpl
 from fake_backend import BlindBackend
 from faulty import PrefillFirst

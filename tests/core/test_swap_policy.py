@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+
 from batchwright import ConfigError, PluginError, Policy, Request, Step, hookimpl
 from toolbox import SHIPPED, check_whole, drain, expected_of, make_engine, make_request, prompt_of
 

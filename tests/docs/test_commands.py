@@ -89,6 +89,7 @@ def test_commands_run(
 def parse(words: list[str]) -> Any:
     """The parsed command line of a command, without running it."""
     import typer
+
     from batchwright.cli.app import app
 
     root: Any = typer.main.get_command(app)
@@ -133,6 +134,7 @@ def test_inline_make_targets_and_extras_exist() -> None:
 @pytest.mark.parametrize("block", [b for b in all_blocks("yaml", "toml") if b.is_run], ids=lambda b: b.name)
 def test_configs_parse(block: Any) -> None:
     import yaml
+
     from batchwright.config import EngineConfig
     from batchwright.effective import effective_settings
     from batchwright.resolve import resolve_policy

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import batchwright
 import pytest
+
+import batchwright
 from batchwright import hookspecs
 from batchwright.config import EngineConfig, field_names, submodel
 from batchwright.plugins import load_plugins
-
 from docs.blocks import DOCS, PAGES, ROOT, blocks
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")

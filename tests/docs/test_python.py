@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from batchwright import Limits, Policy, Request, SamplingParams, Scheduler
 from batchwright.plugin_checks import hook_methods
 from docs.blocks import PAGES, ROOT, Block, blocks

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from typing import Any
 
-import batchwright.lab
 import pytest
+
+import batchwright.lab
 from batchwright.config import EngineConfig
 from batchwright.errors import ComparisonError
 from batchwright.hookspecs import hookimpl

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from batchwright.errors import ComparisonError
 from batchwright.lab import METRICS, compare
 from batchwright.lab.alignment import share_that_differs
@@ -19,8 +22,6 @@ from batchwright.lab.bootstrap import LEVEL, NUM_RESAMPLES, Interval, PairedBoot
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.samples import Samples
 from batchwright.request import SLO
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lab.hand import MS, offered, request, run
 
 

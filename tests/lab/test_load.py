@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+
 from batchwright.config import EngineConfig
 from batchwright.lab import Load, compare, load_workload, run_arm
 from batchwright.lab.run_record import RunLimits, RunRecord

@@ -7,13 +7,14 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from batchwright.errors import WorkloadError
 from batchwright.lab import Workload, WorkloadRow, load_workload, materialize, offers
 from batchwright.lab.materialize import describe_declared
 from batchwright.lab.prompts import Prompts
 from batchwright.request import SLO
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lab.test_readers import trace
 
 VOCAB = 32000

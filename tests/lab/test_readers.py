@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from batchwright.errors import WorkloadError
 from batchwright.lab import load_workload
 from batchwright.lab.readers.reader import Reader

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
+
 from batchwright.lab import Comparison, compare, format_report, print_report
 from batchwright.lab.run_record import RunLimits, RunRecord
 from batchwright.request import SLO
 from lab.hand import request, run
 from lab.test_compare import noisy
-from rich.console import Console
 
 
 def arms(**values: Any) -> list[RunRecord]:

@@ -9,6 +9,8 @@ from array import array
 from typing import Any
 
 import pytest
+from xxhash import xxh3_64_intdigest
+
 from batchwright.backend import Backend, Capacity, RealClock, StepResult, VirtualClock
 from batchwright.config import EngineConfig
 from batchwright.engine import Engine
@@ -17,7 +19,6 @@ from batchwright.hookspecs import Refusal, hookimpl
 from batchwright.lab import Recorder, Workload, WorkloadRow, load_workload, offers, run_arm
 from batchwright.lab.run_record import RunRecord
 from batchwright.policy import Policy
-from xxhash import xxh3_64_intdigest
 
 MS = 1_000_000
 MIXED = "synthetic:rate=200,n=40,prompt=uniform(5,90),output=uniform(1,30),prefix=32,prefixes=3,clients=2,seed=7"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from batchwright.lab import METRICS, summarize
 from batchwright.lab.report import SHOWN
 from batchwright.lab.samples import latency_samples
 from batchwright.request import SLO
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lab.hand import S, request, run
 
 

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from batchwright.errors import WorkloadError
 from batchwright.lab import load_workload
 from batchwright.lab.lengths import Lengths
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def gaps(spec: str) -> np.ndarray:

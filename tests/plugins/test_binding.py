@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from batchwright import HOLD, ConfigError, PluginError, Policy, PolicyError, Request, Scheduler, Step, hookimpl
 from batchwright.active_policy import ActivePolicy
 from batchwright.plugins import Plugins, load_plugins

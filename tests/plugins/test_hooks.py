@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright import HOLD, Policy, Refusal, RefusedRequestError, Request, Step, StepResult, hookimpl, hookspecs
 from batchwright.hookspecs import DECISIONS, HOOKS, OBSERVERS, REGISTRATIONS
 from batchwright.plugins import load_plugins

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from batchwright import ConfigError, Engine, EngineConfig, PluginError
 from batchwright.plugins import load_plugins
 from fake_backend import FakeBackend

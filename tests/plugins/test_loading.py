@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from batchwright import ConfigError, PluginError, Policy, Request, Step, hookimpl
 from batchwright.plugins import load_plugins
 from fake_plugins import FakePoint, fake_entry, module_of

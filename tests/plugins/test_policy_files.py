@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright import ConfigError, PluginError
 from batchwright.resolve import parse_arm, resolve_policy
 from toolbox import expected_of, make_engine, make_request, play

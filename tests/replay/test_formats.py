@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+
 from batchwright.errors import CasesError, ConfigError
 from batchwright.replay import read_cases, replay
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright.plugins import load_plugins
 from batchwright.replay import read_cases, replay
 from batchwright.replay.case import Case

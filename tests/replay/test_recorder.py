@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright.config import EngineConfig
 from batchwright.engine import Engine
 from batchwright.errors import BatchwrightError, PolicyError, RefusedRequestError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from batchwright.replay import replay
 from batchwright.scheduler import Scheduler
 from batchwright.testing.reference import Reference

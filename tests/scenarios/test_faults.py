@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from batchwright import HOLD, PolicyError, Request, Step, UnknownRequestError, hookimpl
 from faulty import FAULTS, Culprit, PrefillFirst
 from toolbox import SHIPPED, Tape, check_whole, drain, expected_of, make_engine, make_request, play, prompt_of

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+
 from batchwright import Params, Policy, Request, Step, hookimpl
 from toolbox import make_engine, make_request, play
 

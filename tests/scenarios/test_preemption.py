@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from batchwright import HOLD, Engine, EngineConfig, Policy, Request, Step, hookimpl
 from batchwright.plugins import load_plugins
 from fake_backend import expected_tokens

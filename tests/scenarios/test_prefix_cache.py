@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from batchwright import block_manager
 from toolbox import SHIPPED, expected_of, make_engine, make_request, play, prompt_of
 

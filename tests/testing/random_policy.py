@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from pydantic import Field
+
 from batchwright.hookspecs import HOLD, Refusal, hookimpl
 from batchwright.policy import Params, Policy
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
-from pydantic import Field
 
 
 class RandomPolicyParams(Params):

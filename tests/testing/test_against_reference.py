@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
 from batchwright.hookspecs import hookimpl
 from batchwright.limits import Limits
 from batchwright.plugins import load_plugins
 from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
 from batchwright.sampling_params import SamplingParams
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from testing.random_policy import RandomPolicy
 from testing.twins import Twins
 

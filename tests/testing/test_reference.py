@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import batchwright.testing
 import pytest
+
+import batchwright.testing
 from batchwright.errors import InfeasibleRequestError, PolicyError
 from batchwright.limits import Limits
 from batchwright.request import Request

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat
+
 from batchwright.backend import Backend, BackendSettings, Capacity, StepResult, VirtualClock
 from batchwright.batch import Batch
 from batchwright.errors import ConfigError
-from pydantic import Field, NonNegativeFloat
-
 from batchwright_backends.sim.checked import Checked, check
 from batchwright_backends.sim.cost import CostModel
 from batchwright_backends.sim.gpus import Gpu

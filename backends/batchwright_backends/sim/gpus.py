@@ -8,9 +8,9 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
-from batchwright.errors import ConfigError, did_you_mean
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from batchwright.errors import ConfigError, did_you_mean
 from batchwright_backends.sim.checked import Checked, check
 
 

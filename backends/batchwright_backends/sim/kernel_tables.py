@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from batchwright.errors import ConfigError
-
 from batchwright_backends.sim.load import AttentionLoad
 from batchwright_backends.sim.shape import ModelShape
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchwright.errors import ConfigError
-
 from batchwright_backends.sim.gpus import Gpu
 from batchwright_backends.sim.shape import ModelShape
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from batchwright.errors import ConfigError, did_you_mean
 
+from batchwright.errors import ConfigError, did_you_mean
 from batchwright_backends.sim.checked import check
 from batchwright_backends.sim.shape import ModelShape
 from batchwright_backends.sim.transformers_config import read_shape

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from batchwright.backend import Backend, BackendEntry, BackendSettings
 from batchwright.hookspecs import hookimpl
-
 from batchwright_backends.sim import SYNTAX
 
 

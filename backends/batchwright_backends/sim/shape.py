@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from batchwright.errors import ConfigError
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
+from batchwright.errors import ConfigError
 from batchwright_backends.sim.checked import Checked
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from batchwright.errors import ConfigError
 from pydantic import Field, PositiveInt
 
+from batchwright.errors import ConfigError
 from batchwright_backends.sim import SYNTAX
 from batchwright_backends.sim.checked import Checked, check
 from batchwright_backends.sim.gpus import Gpu, find_gpu, has_gpu, make_gpu

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from batchwright.errors import ConfigError
 from numpy.typing import NDArray
+
+from batchwright.errors import ConfigError
 
 # Odd 64-bit constants: the fractional parts of the golden ratio and of sqrt(2) keep (seed, index) pairs apart, and the
 # two multipliers are those of David Stafford's mix 13, which spreads every input bit over every output bit.

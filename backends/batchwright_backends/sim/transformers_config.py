@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import ConfigError
-
 from batchwright_backends.sim.checked import check
 from batchwright_backends.sim.shape import ModelShape
 

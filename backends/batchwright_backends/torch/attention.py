@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from batchwright.errors import BackendError
 from transformers import AttentionInterface
 
+from batchwright.errors import BackendError
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kv_cache import KVCache
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from batchwright.backend import Backend, BackendSettings, Capacity, RealClock, StepResult
 from batchwright.batch import Batch
 from batchwright.errors import BackendError, ConfigError
-from numpy.typing import NDArray
-
 from batchwright_backends.torch import check, memory, probe
 from batchwright_backends.torch.attention import AttentionLayer, PagedStep, attending
 from batchwright_backends.torch.inputs import StepInputs

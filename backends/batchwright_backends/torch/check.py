@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from batchwright.backend import Capacity
 from batchwright.errors import BackendError
-
 from batchwright_backends.torch.attention import ATTENTION, AttentionLayer
 from batchwright_backends.torch.inputs import StepInputs
 

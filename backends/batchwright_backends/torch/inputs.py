@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from batchwright.batch import Batch
 from numpy.typing import NDArray
+
+from batchwright.batch import Batch
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from batchwright.errors import BackendError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from batchwright.errors import BackendError
 from batchwright_backends.torch import probe
 from batchwright_backends.torch.attention import ATTENTION
 from batchwright_backends.torch.models import ModelSource

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
 from batchwright.errors import BackendError, ConfigError
 
 GIB = 1 << 30

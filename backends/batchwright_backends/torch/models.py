@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.errors import BatchwrightError, ConfigError, did_you_mean
-
 from batchwright_backends.torch import smollm2
 
 WELL_KNOWN: Mapping[str, Callable[[], Path]] = {smollm2.NAME: smollm2.ensure}

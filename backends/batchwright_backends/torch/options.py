@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from batchwright.errors import ConfigError, did_you_mean
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from batchwright.errors import ConfigError, did_you_mean
 
 
 class TorchOptions(BaseModel):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from batchwright.errors import BackendError
 from torch.nn.functional import scaled_dot_product_attention
 
+from batchwright.errors import BackendError
 from batchwright_backends.torch.attention import AttentionLayer, attending
 
 # Arguments of attention calls that change the result and that no kernel here computes.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from batchwright.batch import SamplingArrays
 from numpy.typing import NDArray
+
+from batchwright.batch import SamplingArrays
 
 # Below this a temperature is greedy: the quotients would leave float32 for nothing.
 GREEDY_BELOW = 1e-5

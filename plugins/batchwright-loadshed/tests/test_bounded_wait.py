@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+
 from batchwright import (
     SLO,
     ConfigError,
@@ -17,7 +18,6 @@ from batchwright import (
     SamplingParams,
     hookimpl,
 )
-
 from batchwright_loadshed import BoundedWait, PromptRate
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from batchwright.batch import Batch
 from batchwright.request import Request
 

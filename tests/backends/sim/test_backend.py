@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from batchwright.backend import BackendSettings
 from batchwright.batch import Batch
 from batchwright.errors import ConfigError
 from batchwright_backends.sim.backend import SimBackend
 from batchwright_backends.sim.plugin import register_backends
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 MakeBatch = Callable[[list[tuple[int, int, int, int, int]]], Batch]
 

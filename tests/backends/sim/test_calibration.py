@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+
 from batchwright.errors import ConfigError
 from batchwright_backends.sim.calibration import calibrate, predict_rows
 from batchwright_backends.sim.cost import CostModel

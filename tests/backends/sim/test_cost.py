@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from batchwright_backends.sim.cost import CostModel
 from batchwright_backends.sim.gpus import find_gpu, gpu_names
 from batchwright_backends.sim.load import attention_load, sliding_load
 from batchwright_backends.sim.models import find_model, model_names
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # rows of a batch: (computed, scheduled)
 ROWS = st.lists(st.tuples(st.integers(0, 20_000), st.one_of(st.just(1), st.integers(1, 3000))), min_size=1, max_size=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from batchwright.backend import BackendSettings
 from batchwright.errors import ConfigError
 from batchwright_backends.sim.backend import SimBackend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from batchwright.errors import ConfigError
 from batchwright_backends.sim.gpus import find_gpu, gpu_names, make_gpu
 from batchwright_backends.sim.models import find_model, model_names, published_parameters

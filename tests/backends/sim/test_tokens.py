@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batchwright.errors import ConfigError
-from batchwright_backends.sim.tokens import TokenDraw
 from hypothesis import given
 from hypothesis import strategies as st
+
+from batchwright.errors import ConfigError
+from batchwright_backends.sim.tokens import TokenDraw
 
 SEEDS = st.integers(0, 2**64 - 1)
 INDICES = st.integers(0, 2**40)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from batchwright.errors import ConfigError
 from batchwright_backends.sim.models import find_model
 from batchwright_backends.sim.target import parse_target

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from batchwright.batch import Batch
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from backends.torch.conftest import ARCHITECTURES, VOCABULARY
 from backends.torch.driver import reference
 from backends.torch.test_equality import prompts

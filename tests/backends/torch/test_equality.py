@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from backends.torch.conftest import ARCHITECTURES, VOCABULARY
 from backends.torch.driver import Driver, reference, reference_logits
 from batchwright.request import Request

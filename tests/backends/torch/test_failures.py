@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from backends.torch.conftest import VOCABULARY, config_of
 from backends.torch.driver import Driver
 from backends.torch.test_equality import NUM_TOKENS, prompts

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from backends.torch.conftest import ARCHITECTURES
 from backends.torch.driver import Driver, reference
 from backends.torch.test_equality import NUM_TOKENS, prompts

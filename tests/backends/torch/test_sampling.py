@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batchwright.batch import SamplingArrays
-from batchwright_backends.torch.sampling import sample, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from batchwright.batch import SamplingArrays
+from batchwright_backends.torch.sampling import sample, uniform
 
 
 def params(rows: int, **columns: Any) -> SamplingArrays:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from backends.torch.conftest import VOCABULARY, config_of
 from backends.torch.driver import Driver
 from backends.torch.test_equality import check

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from batchwright_backends.torch.tokenizer import MAX_HELD, HFTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from batchwright_backends.torch.tokenizer import MAX_HELD, HFTokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, 1234 times.",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from batchwright.errors import BackendError
 
+from batchwright.errors import BackendError
 from batchwright_backends.torch.kernels.flash_attn import FlashAttention
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kernels.sdpa import ScaledDotProduct

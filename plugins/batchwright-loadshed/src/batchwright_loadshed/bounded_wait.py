@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from batchwright import HOLD, Limits, Params, Policy, Refusal, Request, Step, hookimpl
-from batchwright.hookspecs import Hold
 from pydantic import Field
 
+from batchwright import HOLD, Limits, Params, Policy, Refusal, Request, Step, hookimpl
+from batchwright.hookspecs import Hold
 from batchwright_loadshed.prompt_rate import PromptRate
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from batchwright import Policy, hookimpl
-
 from batchwright_loadshed.bounded_wait import BoundedWait
 
 
