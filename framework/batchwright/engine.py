@@ -179,17 +179,15 @@ class Engine:
             return None
         self._stepping = True
         try:
-            step = self._step()
+            return self._step()
         except BaseException:  # a PolicyError, say, or an interrupt: nothing is lost, and evictions stay
-            step = self.scheduler.step
             if self.scheduler.in_flight is not None:  # its batch can be computed again
                 batch = self.scheduler.in_flight
-                step = self.scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns())
+                self.scheduler.fail(batch, "interrupted", retry=True, now=self.clock.now_ns())
             raise
         finally:
             self._stepping = False
-            self._release(step)
-        return step
+            self._release(self.scheduler.step)
 
     def _step(self) -> Step:
         scheduler = self.scheduler
