@@ -151,5 +151,6 @@ class VllmV1(Policy):
 
     def _rebuild(self, waiting: Iterable[Request]) -> None:
         self._heap.clear()
+        self._offered.clear()
         for request in waiting:
             self._push(request)
