@@ -105,7 +105,7 @@ def play(scheduler: Any, rng: random.Random, num_steps: int, others: list[Any]) 
 
     def abort() -> None:
         if rng.random() < 0.08 and live():
-            scheduler.abort(rng.choice(live()))
+            scheduler.abort(rng.choice(live()), error=rng.choice([None, "its text cannot be decoded"]))
 
     for _ in range(num_steps):
         while rng.random() < 0.5 and len(live()) < 6:
@@ -167,7 +167,7 @@ def test_what_the_random_runs_record(tmp_path, plugins):
         raised += sum("raised" in step for step in case.steps)
         stopped += sum(r.stopped_at is not None for r in case.requests.values())
         hidden += sum(r.num_output_tokens is not None for r in case.requests.values())
-    assert kinds >= {(k, d) for k in ("add", "abort") for d in (False, True)}
+    assert kinds >= {(k, d) for k in ("add", "abort", "error") for d in (False, True)}
     assert kinds >= {("refuse", False), ("swap", False), ("failed", True), ("fail", True), ("retry", True)}
     assert min(raised, stopped, hidden) > 3
 
@@ -229,6 +229,49 @@ def test_another_policy_or_parameter_parts(tmp_path):
     assert replay(file, "stall_free:chunk_size=4").agrees
     for other in ("stall_free", "stall_free:chunk_size=5", "vllm_v1", {"use": "prefill_first"}):
         assert not replay(file, other).agrees
+
+
+class Meddler:
+    """An observer that aborts whenever it hears of a step."""
+
+    name = "meddler"
+
+    def __init__(self) -> None:
+        self.rng = random.Random(4)
+        self.scheduler: Any = None
+
+    def meddle(self) -> None:
+        live = [r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)]
+        if live and self.rng.random() < 0.3:
+            self.scheduler.abort(self.rng.choice(live))
+
+    @hookimpl
+    def step_started(self, step):
+        self.meddle()
+
+    @hookimpl
+    def step_finished(self, step):
+        self.meddle()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_aborts_by_other_observers_are_exact(tmp_path, is_first):
+    file = tmp_path / "decisions.jsonl"
+    scheduler = Scheduler("stall_free:chunk_size=4", **SETTINGS)
+    meddler = Meddler()
+    meddler.scheduler = scheduler
+    if is_first:
+        scheduler.register(meddler)
+    with DecisionRecorder(file, scheduler):
+        if not is_first:
+            scheduler.register(meddler)
+        play(scheduler, random.Random(6), 80, [])
+    assert scheduler.num_observer_faults == 0
+    report = replay(file)
+    assert report.agrees, str(report)
+    [case] = read_cases(file)
+    assert len(case.steps) == scheduler._num_steps
+    assert sum(event.kind == "abort" for event in case.events) > 10
 
 
 def test_equal_runs_write_equal_files(tmp_path):

@@ -124,7 +124,7 @@ def run_one(
     def abort_some() -> None:
         if rng.random() < rates.abort:
             seen["aborts"] += 1
-            twins.abort(rng.choice([*twins.there, "nobody"]))
+            twins.abort(rng.choice([*twins.there, "nobody"]), rng.choice([None, None, "its text cannot be decoded"]))
 
     for _ in range(num_steps):
         while rng.random() < rates.arrival and len(twins.there) < 12:

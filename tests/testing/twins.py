@@ -118,8 +118,8 @@ class Twins:
             self.stops_after[request_id] = stops_after
         self.agree()
 
-    def abort(self, request_id: str) -> None:
-        done = self.both(lambda s, _: s.abort(request_id))
+    def abort(self, request_id: str, error: str | None = None) -> None:
+        done = self.both(lambda s, _: s.abort(request_id, error=error))
         assert (done is not None) == (request_id in self.there)
         self.there.pop(request_id, None)
         self.agree()

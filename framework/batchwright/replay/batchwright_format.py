@@ -105,7 +105,7 @@ class _Step(Strict):
     decodes: list[Name] | None = None
 
 
-_Kind = Literal["add", "refuse", "abort", "swap", "failed", "fail", "retry"]
+_Kind = Literal["add", "refuse", "abort", "error", "swap", "failed", "fail", "retry"]
 
 
 class _Run(Strict):
@@ -136,7 +136,7 @@ def read(line: Line) -> Case:
         raise line.error(f"clock has {len(run.clock)} entries for {len(run.steps)} steps")
     requests = {r.id: _read_request(r) for r in run.requests}
     for place, (_, _, kind, value) in enumerate(run.events):
-        if kind in ("add", "refuse", "abort") and value not in requests:
+        if kind in ("add", "refuse", "abort", "error") and value not in requests:
             raise line.error(f"events.{place}: there is no request {value!r}")
     return Case(
         name=run.id,

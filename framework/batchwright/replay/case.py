@@ -59,14 +59,15 @@ class Event:
 
     Attributes:
         step: index of the recorded step that it belongs to.
-        kind: ``add`` a request, ``refuse`` (it is added, and the policy refuses it), ``abort`` it, ``swap`` the policy,
-            ``failed`` (rows of this step), ``fail`` or ``retry`` (the backend failed in this step).
+        kind: ``add`` a request, ``refuse`` (it is added, and the policy refuses it), ``abort`` it, ``error`` (it is
+            aborted because of an error), ``swap`` the policy, ``failed`` (rows of this step), ``fail`` or ``retry``
+            (the backend failed in this step).
         value: the request's id; the policy as a spec; or request id to cause.
         during: after the step was scheduled and before its results came; otherwise before it was scheduled.
     """
 
     step: int
-    kind: Literal["add", "refuse", "abort", "swap", "failed", "fail", "retry"]
+    kind: Literal["add", "refuse", "abort", "error", "swap", "failed", "fail", "retry"]
     value: Any
     during: bool = False
 

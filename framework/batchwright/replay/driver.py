@@ -29,7 +29,7 @@ class Drivable(Protocol):
         """Take a request."""
         ...
 
-    def abort(self, request_id: str) -> Any:
+    def abort(self, request_id: str, *, error: str | None = None) -> Any:
         """End a request."""
         ...
 
@@ -111,8 +111,8 @@ def drive(case: Case, scheduler: Drivable, policy_of: Callable[[Any], Any]) -> I
 
 
 def _apply(case: Case, scheduler: Drivable, event: Event, policy_of: Callable[[Any], Any]) -> None:
-    if event.kind == "abort":
-        scheduler.abort(event.value)
+    if event.kind in ("abort", "error"):
+        scheduler.abort(event.value, error="a recorded error" if event.kind == "error" else None)
     elif event.kind == "swap":
         scheduler.swap_policy(policy_of(event.value))
     else:

@@ -135,8 +135,9 @@ class DecisionRecorder:
     @hookimpl(tryfirst=True)
     def request_finished(self, request: Request, reason: str) -> None:
         """A request ended."""
-        if reason == "abort":
-            self._happened("abort", self._names[request])
+        of_step = self._step is not None and request in self._step.finished
+        if reason in ("abort", "error") and not of_step:
+            self._happened(reason, self._names[request])
         elif reason == "stop" and request.output_token_ids[-1] not in request._stop_ids:
             self._stopped_at[request] = request.num_output_tokens
 
@@ -166,11 +167,13 @@ class DecisionRecorder:
 
     # Steps --------------------------------------------------------------------------------------------------
 
-    @hookimpl(tryfirst=True)
+    @hookimpl(trylast=True)
     def step_started(self, step: Any) -> None:
-        """A step begins."""
+        """A step begins; what other observers did when they heard of it comes before it."""
         if self._step is not None:
             self._raised()
+        if not self._scheduler.has_unfinished():
+            return  # they aborted the last one, and there is no step
         self._notice_swap()
         self._step = step
         self._is_retried = False

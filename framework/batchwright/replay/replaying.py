@@ -35,8 +35,8 @@ def replay(
     Args:
         path: a file of cases, in any format that is known.
         policy: ``NAME``, ``NAME:param=value,…``, a mapping as in a config, or an object (each case gets a fresh one
-            with the same parameters). Parameters that the file records, and this does not say, are taken from the
-            file. None: the recorded policy, where the format records it.
+            with the same parameters). Where a file gives parameters without naming a policy (vLLM's cases), those that
+            this does not say are taken from the file. None: the recorded policy, where the format records it.
         scheduler_factory: what to hold to the recording; the fast scheduler by default.
         plugins: where policies are looked up; what is installed by default.
 

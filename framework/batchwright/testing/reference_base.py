@@ -80,12 +80,12 @@ class ReferenceBase:
         self.waiting.append(request)
         self.tell("request_arrived", request=request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, error: str | None = None) -> None:
         """End a request, whatever it is doing; between ``schedule`` and ``update`` its row's token is dropped."""
         found = [r for r in (*self.waiting, *self.running) if r.request_id == request_id]
         if not found:
             raise UnknownRequestError(f"unknown request {request_id!r}")
-        self.end([(found[0], "abort")])
+        self.end([(found[0], "abort" if error is None else "error")])
 
     def end(self, over: list[tuple[Request, str]]) -> None:
         """Free what ended, in order, then tell."""
