@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from batchwright.request import Request
+from batchwright.request import RESIDENT, Request
 
 Ints = NDArray[np.int32]
 
@@ -85,7 +84,12 @@ class Batch:
     @cached_property
     def num_computed(self) -> Ints:
         """int32[n]: tokens of each row whose K and V lie in its blocks before this step."""
-        return np.array([r.num_computed for r in self._requests], dtype=np.int32)
+        if self._only_decodes:
+            return np.array([len(r._tokens) - 1 for r in self._requests], dtype=np.int32)
+        computed = [
+            r._computed if r._prefilling or r._state != RESIDENT else len(r._tokens) - 1 for r in self._requests
+        ]
+        return np.array(computed, dtype=np.int32)
 
     @cached_property
     def context_lens(self) -> Ints:
@@ -104,7 +108,7 @@ class Batch:
         """bool[n]: rows that sample a token, since nothing is pending after this step."""
         if self._only_decodes:
             return np.ones(len(self), dtype=np.bool_)
-        known = np.array([r.num_tokens for r in self._requests], dtype=np.int32)
+        known = np.array([len(r._tokens) for r in self._requests], dtype=np.int32)
         return np.equal(self.context_lens, known)
 
     @cached_property
@@ -158,7 +162,7 @@ class Batch:
     @cached_property
     def output_indices(self) -> NDArray[np.int64]:
         """int64[m]: as in ``sampling``, for a backend that needs no more of it."""
-        return np.array([r.num_tokens - r.num_prompt_tokens for r in self._sampling_requests], dtype=np.int64)
+        return np.array([len(r._tokens) - r.num_prompt_tokens for r in self._sampling_requests], dtype=np.int64)
 
     @cached_property
     def sampling(self) -> SamplingArrays:

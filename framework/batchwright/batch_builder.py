@@ -63,7 +63,7 @@ class BatchBuilder:
         blocks = self._state.blocks
         growing = self._state.growing
         if growing is None:
-            growing = [r for r in everybody if r.num_tokens > r._room]
+            growing = [r for r in everybody if len(r._tokens) > r._room]
         elif growing:
             growing = [r for r in growing if r._state == RESIDENT]
         if len(growing) > blocks.num_free:
@@ -77,8 +77,7 @@ class BatchBuilder:
                 if not request.num_tokens % size and request._state == RESIDENT:
                     step._fresh[request] = blocks.register(request, request.num_tokens)
         self._state.growing = self._state.filling = None
-        for request in everybody:
-            request.num_scheduled = 1
+        self._state.whole = True
         step.batch.extend(everybody)
         step._whole = True
         step.num_decodes = n
@@ -89,12 +88,8 @@ class BatchBuilder:
     def _offer_each(self, step: Step, rules: Rules, offers: Iterable[Request]) -> None:
         """A sequence of offers. Decodes that need nothing go in at once."""
         own = offers is not None and (offers is step.running or offers is step._decodes or offers is step._prefilling)
-        counts, most, early, size = (
-            rules.counts_decodes,
-            self._state.limits.max_num_seqs,
-            self._state.early,
-            self._state.blocks.block_size,
-        )
+        state = self._state
+        counts, most, size = rules.counts_decodes, state.limits.max_num_seqs, state.blocks.block_size
         batch = step.batch
         for request in offers if own else rules.sequence(step, offers):
             if len(batch) >= most:
@@ -103,12 +98,13 @@ class BatchBuilder:
                 own
                 and not request._prefilling
                 and request._state == RESIDENT
-                and not request.num_scheduled
-                and request.num_tokens <= request._room
+                and not request._scheduled
+                and not state.whole
+                and len(request._tokens) <= request._room
                 and (step.budget > 0 or not counts)
-                and not (early and request.num_tokens % size == 0)
+                and not (state.early and len(request._tokens) % size == 0)
             ):
-                request.num_scheduled = 1
+                request._scheduled = 1
                 batch.append(request)
                 step.num_decodes += 1
                 if counts:
@@ -244,6 +240,7 @@ class BatchBuilder:
             self._take_out(step, rules, victim)
         self._state.blocks.deallocate(victim)
         victim._high_water = max(victim._high_water, victim.num_computed)
+        victim._last_token_ns = victim.last_token_ns
         victim._state = PREEMPTED
         victim._prefilling = False
         victim.num_computed = 0
@@ -257,6 +254,8 @@ class BatchBuilder:
 
     def _take_out(self, step: Step, rules: Rules, request: Request) -> None:
         """Take a request out of the batch; what it was charged goes back."""
+        self._state.part_whole()
+        step._whole = False
         for block in step._fresh.pop(request, ()):
             self._state.blocks.unregister(block)
         step.batch.remove(request)  # rare: a victim that was scheduled already; bounded by max_num_seqs
@@ -272,6 +271,7 @@ class BatchBuilder:
     def undo(self, step: Step) -> None:
         """Give back everything the batch took, last first; evictions stay."""
         blocks = self._state.blocks
+        self._state.part_whole()
         for request in reversed(step.batch):
             for block in step._fresh.pop(request, ()):
                 blocks.unregister(block)

@@ -97,6 +97,18 @@ def pack_tokens(token_ids: Prompt, field: str = "prompt_token_ids") -> array[int
     return tokens
 
 
+class Home:
+    """What the residents of one scheduler have in common.
+
+    Attributes:
+        whole: the present batch holds all that were resident before this step, decodes all, one token each.
+        whole_ns: end of the last step, where it was such a step; None: it was not.
+    """
+
+    whole: bool = False
+    whole_ns: int | None = None
+
+
 class Request:
     """One request.
 
@@ -131,20 +143,24 @@ class Request:
     """
 
     __slots__ = (
+        "_computed",
         "_end",
-        "_event",
         "_hashes",
         "_high_water",
         "_hit_key",
         "_hits",
+        "_home",
+        "_last_token_ns",
         "_num_registered",
         "_prefilling",
         "_room",
+        "_scheduled",
         "_seed",
         "_state",
         "_stop_check",
         "_stop_ids",
         "_tokens",
+        "_until",
         "arrival_index",
         "arrival_ns",
         "block_table",
@@ -155,15 +171,11 @@ class Request:
         "finish_reason",
         "first_scheduled_ns",
         "first_token_ns",
-        "last_token_ns",
         "max_tokens",
         "num_cached",
-        "num_computed",
         "num_preemptions",
         "num_prompt_tokens",
         "num_recomputed",
-        "num_scheduled",
-        "num_tokens",
         "predicted_output_tokens",
         "priority",
         "program_id",
@@ -217,12 +229,11 @@ class Request:
         self.extra: Mapping[str, Any] = MappingProxyType(dict(extra)) if extra else _NOTHING
         self.max_tokens = self.sampling_params.max_tokens
         self.arrival_index = -1
-        self.num_prompt_tokens = self.num_tokens = len(self._tokens)
-        self.num_computed = self.num_cached = self.num_scheduled = 0
+        self.num_prompt_tokens = len(self._tokens)
+        self.num_cached = 0
         self.num_preemptions = self.num_recomputed = 0
         self.first_scheduled_ns: int | None = None
         self.first_token_ns: int | None = None
-        self.last_token_ns: int | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.block_table: list[int] = []
@@ -231,7 +242,11 @@ class Request:
         self._prefilling = False
         self._room = 0  # tokens that its blocks have room for
         self._end = 0  # it finishes when num_tokens reaches this
-        self._event = 0  # of a decode: the length at which more happens than one more token
+        self._computed = 0
+        self._scheduled = 0
+        self._last_token_ns: int | None = None
+        self._home: Home | None = None  # what all residents share: see the properties below
+        self._until = 0  # of a decode: while it is not longer than this, a step brings one more token and nothing else
         self._stop_ids: frozenset[int] = frozenset()
         self._stop_check: Any = None  # called with each sampled token where there are stop strings
         self._seed = 0
@@ -240,6 +255,47 @@ class Request:
         self._num_registered = 0  # of its blocks, in the prefix cache
         self._hits: list[int] = []  # the last prefix look-up, and the state of the cache it was true in
         self._hit_key: Any = None
+
+    # A step of all residents, decodes all, is the step that counts. It touches a request's tokens and nothing else of
+    # it: what follows from its length, or is the same for all, is not written into each.
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self._tokens)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose K and V are in its blocks; of a decode all but the last."""
+        if self._state == RESIDENT and not self._prefilling:
+            return len(self._tokens) - 1
+        return self._computed
+
+    @num_computed.setter
+    def num_computed(self, value: int) -> None:
+        self._computed = value
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens in the batch of the present step; 0: it is not in it."""
+        if self._scheduled or self._home is None or not self._home.whole:
+            return self._scheduled
+        return int(self._state == RESIDENT and not self._prefilling)
+
+    @num_scheduled.setter
+    def num_scheduled(self, value: int) -> None:
+        self._scheduled = value
+
+    @property
+    def last_token_ns(self) -> int | None:
+        """When its last token came; None before the first."""
+        if self._home is not None and self._home.whole_ns is not None and self.is_decode:
+            return self._home.whole_ns
+        return self._last_token_ns
+
+    @last_token_ns.setter
+    def last_token_ns(self, value: int | None) -> None:
+        self._last_token_ns = value
 
     @property
     def num_pending(self) -> int:

@@ -26,20 +26,24 @@ def append_all(state: State, step: Step, tokens: Sequence[int], now: int, over: 
         pairs = [(r, t) for r, t in zip(requests, tokens, strict=True) if r._state == RESIDENT]
         requests = [r for r, _ in pairs]
         tokens = [t for _, t in pairs]
+    if step._whole:
+        state.whole_ns = now
+    else:
+        state.settle_times()
+        for request in requests:
+            request._last_token_ns = now
     for request, token in zip(requests, tokens, strict=True):
-        length = request.num_tokens
-        request.num_computed = length
-        request._tokens.append(token)
-        request.num_tokens = length + 1
-        request.last_token_ns = now
-        if watched or length >= request._event:  # a block edge or its end, known since the last one
+        known = request._tokens
+        known.append(token)
+        if watched or len(known) > request._until:  # a block edge or its end, known since the last one
+            length = len(known) - 1
             if state.late:
                 state.blocks.register(request, length)
             reason = _stops(request, token)
             if reason is not None:
                 over.append((request, reason))
                 continue
-            set_event(state, request)
+            look_ahead(state, request)
             if length >= request._room:
                 growing.append(request)
             if (length + 1) % state.blocks.block_size == 0:
@@ -49,17 +53,17 @@ def append_all(state: State, step: Step, tokens: Sequence[int], now: int, over: 
     return requests
 
 
-def set_event(state: State, request: Request) -> None:
-    """Find the length at which a decode next needs more than one more token.
+def look_ahead(state: State, request: Request) -> None:
+    """Find up to which length a decode needs nothing but one more token a step.
 
     That is where a block is full: it is registered, and another is needed; one token before that where blocks are
     registered as they are scheduled; and where the request ends.
     """
-    size, length = state.blocks.block_size, request.num_tokens
+    size, length = state.blocks.block_size, len(request._tokens)
     edge = -(-length // size) * size
     if state.early:
         edge = min(edge, (length + size) // size * size - 1)
-    request._event = min(edge, request._end - 1)
+    request._until = min(edge, request._end - 1)
 
 
 def append_each(
@@ -67,10 +71,14 @@ def append_each(
 ) -> Sequence[Request]:
     """Any batch: chunks of prompts too, and rows that failed. Returns who got a token."""
     requests = step.batch
-    rows = [r.num_computed + r.num_scheduled == r.num_tokens for r in requests]
+    # A decode samples; other rows do if nothing stays pending.
+    rows = [
+        (r._state == RESIDENT and not r._prefilling) or r._computed + r._scheduled == len(r._tokens) for r in requests
+    ]
     if sum(rows) != len(tokens):
         raise BackendError(f"the backend gave {len(tokens)} tokens for a batch with {sum(rows)} rows that sample")
     given = iter(tokens)
+    state.settle_times()
     sampled: list[Request] = []
     for request, samples in zip(requests, rows, strict=True):
         token = next(given) if samples else -1
@@ -80,8 +88,9 @@ def append_each(
             request.error = failed[request.request_id]
             over.append((request, "error"))
             continue
-        old, new = request.num_computed, request.num_computed + request.num_scheduled
-        request.num_computed = new
+        old = request._computed if request._prefilling else len(request._tokens) - 1
+        new = old + (request._scheduled or 1)
+        request._computed = new
         if old < request._high_water:
             again = min(new, request._high_water) - old
             request.num_recomputed += again
@@ -90,12 +99,11 @@ def append_each(
             state.blocks.register(request, new)
         if not samples:
             continue
-        edge = request._prefilling or new >= request._event
+        edge = request._prefilling or new >= request._until
         if request._prefilling:
             request._prefilling = False
             del state.prefilling[request]
         request._tokens.append(token)
-        request.num_tokens += 1
         request.last_token_ns = now
         if request.first_token_ns is None:
             request.first_token_ns = now
@@ -104,7 +112,7 @@ def append_each(
         if reason is not None:
             over.append((request, reason))
         elif edge:
-            set_event(state, request)
+            look_ahead(state, request)
     return sampled
 
 

@@ -171,6 +171,7 @@ class Scheduler:
             params.seed if params.seed is not None else xxh3_64_intdigest(request.request_id.encode(), self._seed)
         )
         request._stop_check = stop_check
+        request._home = self._state
         self._state.stop_ids |= request._stop_ids
         self._state.num_stop_checks += request._stop_check is not None
         request.arrival_index = self._num_arrivals
@@ -259,7 +260,7 @@ class Scheduler:
             finally:
                 self._builder.commit(step)
             only_decodes = not step.num_prefill_tokens
-            counts = [1] * len(step.batch) if only_decodes else [r.num_scheduled for r in step.batch]
+            counts = [1] * len(step.batch) if only_decodes else [r._scheduled or 1 for r in step.batch]
             batch = Batch(step.index, self.blocks.block_size, step.batch, counts, only_decodes=only_decodes)
             self._batch = batch
             if hooks.request_admitted:
@@ -342,8 +343,9 @@ class Scheduler:
             if self._hooks.step_finished:
                 self._state.tell(self._hooks.step_finished, step, result)
         finally:
-            for request in step.batch:
-                request.num_scheduled = 0
+            for request in (*step._admitted, *step.finished) if self._state.whole else step.batch:
+                request._scheduled = 0
+            self._state.whole = False
 
     def _check_tokens(self, token_ids: Sequence[int]) -> Sequence[int]:
         tokens = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
@@ -372,6 +374,8 @@ class Scheduler:
             raise BatchwrightError("fail() takes the batch of the last schedule(), once")
         self._batch = None
         self._state.aborted_in_flight = False
+        self._state.part_whole()
+        self._state.settle_times()
         step = self.step
         step.end = now
         self._state.growing = self._state.filling = None

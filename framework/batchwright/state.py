@@ -15,10 +15,10 @@ from batchwright.block_manager import BlockManager
 from batchwright.decisions import Decisions, Observer
 from batchwright.limits import Limits
 from batchwright.queues import Order, QueueView
-from batchwright.request import FINISHED, RESIDENT, Request
+from batchwright.request import FINISHED, RESIDENT, Home, Request
 
 
-class State:
+class State(Home):
     """The state of one scheduler.
 
     Attributes:
@@ -70,6 +70,10 @@ class State:
     def end(self, request: Request, reason: str) -> None:
         """End an unfinished request; its blocks are free when this returns."""
         if request._state == RESIDENT:
+            # What was said of all residents is written down for this one.
+            request._last_token_ns = request.last_token_ns
+            request._computed = request.num_computed
+            request._scheduled = request.num_scheduled
             self.blocks.deallocate(request)
             del self.residents[request]
             self.prefilling.pop(request, None)
@@ -81,6 +85,22 @@ class State:
         request.finish_reason = reason
         request._hits, request._hit_key, request._hashes = [], None, []
         del self.requests[request.request_id]
+
+    def part_whole(self) -> None:
+        """The batch of all residents is about to change: write into each what was said of all."""
+        if self.whole:
+            self.whole = False
+            for request in self.residents:
+                if request._state == RESIDENT and not request._prefilling:
+                    request._scheduled = 1
+
+    def settle_times(self) -> None:
+        """The step that ends now is not one of all residents: keep when the last such step gave each its token."""
+        if self.whole_ns is not None:
+            for request in self.residents:
+                if not request._prefilling:
+                    request._last_token_ns = self.whole_ns
+            self.whole_ns = None
 
     def tell(self, observers: tuple[Observer, ...], *args: Any) -> None:
         """Call observers; a fault in one is counted and noted, and undoes nothing."""

@@ -165,7 +165,6 @@ def _play(cache: PrefixCache, seed: int, num_steps: int) -> Twin:
                 twin.compute(request, rng.randint(twin.computed[request], upto))
             if room > request.num_tokens and rng.random() < 0.5:
                 request._tokens.append(rng.randrange(3))
-                request.num_tokens += 1
         elif what < 0.9 and twin.residents:
             request = rng.choice(twin.residents)
             twin.free(request)

@@ -173,15 +173,15 @@ class Reference(ReferenceBase):
             if request.request_id in failed:
                 over.append((request, "error"))
                 continue
-            start, request.num_computed = request.num_computed, request.num_computed + chunk
-            again = max(0, min(request.num_computed, request._high_water) - start)
+            start = request.num_computed
+            request.num_computed = end = start + chunk
+            again = max(0, min(end, request._high_water) - start)
             request.num_recomputed, step.num_recomputed = request.num_recomputed + again, step.num_recomputed + again
             if self.blocks.cache.visible == "computed":
-                self.blocks.register(request, start, request.num_computed)
+                self.blocks.register(request, start, end)
             if token is None:
                 continue
             request._tokens.append(token)
-            request.num_tokens += 1
             request._prefilling = False
             request.last_token_ns = now
             request.first_token_ns = now if request.first_token_ns is None else request.first_token_ns

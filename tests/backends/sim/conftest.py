@@ -22,7 +22,7 @@ def make_batch() -> Callable[[list[Row]], Batch]:
         requests = []
         for i, (computed, _, known, output, seed) in enumerate(rows):
             request = Request(f"r{i}", [1] * (known - output))
-            request.num_tokens = known
+            request._tokens.extend([1] * output)
             request.num_computed = computed
             request._seed = seed
             requests.append(request)

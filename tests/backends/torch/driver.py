@@ -85,7 +85,6 @@ class Driver:
             request.num_computed += count
             if done:
                 request._tokens.append(tokens.pop(0))
-                request.num_tokens += 1
                 self.logits.setdefault(request.request_id, []).append(logits.pop(0))
                 sampled.append(request.request_id)
         assert not tokens
