@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from itertools import takewhile
 
 from xxhash import xxh3_64_intdigest
 
@@ -181,9 +182,12 @@ class BlockManager:
             tokens = request._tokens[first * size : end * size].tobytes()
             self._hash(request, tokens, first)
             digests = hashes[first:end]
-            answers = list(map(self._answering.get, digests))
-            found = answers.index(None) if None in answers else len(answers)
-            blocks: list[int] = answers[:found]  # type: ignore[assignment]
+            try:
+                blocks = list(map(self._answering.__getitem__, digests))
+            except KeyError:
+                known_digests = takewhile(self._answering.__contains__, digests)
+                blocks = [self._answering[digest] for digest in known_digests]
+            found = len(blocks)
             # Equal hashes may lie: the tokens, and the prefix before them, must be the same.
             prefixes = [hashes[first - 1] if first else 0, *digests[: found - 1]]
             same = b"".join(map(self._tokens_of.__getitem__, blocks)) == tokens[: found * size * _TOKEN_BYTES]
@@ -212,9 +216,8 @@ class BlockManager:
         skip = (len(hashes) - first) * self.block_size * _TOKEN_BYTES
         if skip < len(tokens):
             digest = hashes[-1] if hashes else 0
-            for (block,) in self._split(tokens[skip:] if skip else tokens):
-                digest = xxh3_64_intdigest(block, digest)
-                hashes.append(digest)
+            blocks = self._split(tokens[skip:] if skip else tokens)
+            hashes += [digest := xxh3_64_intdigest(block, digest) for (block,) in blocks]
 
     def register(self, request: Request, num_tokens: int) -> list[int]:
         """Make the full blocks among a resident's first ``num_tokens`` tokens answer look-ups; returns the new ones."""
