@@ -48,6 +48,9 @@ def _create(device: str, settings: BackendSettings) -> Backend:
     reason = missing_gpu() if device == "cuda" else missing_packages()
     if reason is not None:
         raise BackendError(f"{device}:{settings.target} cannot run here: {reason}")
+    from batchwright_backends.torch.models import resolve
+
+    resolve(settings.target)  # what is no model is said before torch is imported, which takes seconds
     from batchwright_backends.torch.backend import TorchBackend
 
     return TorchBackend.create(device, settings)

@@ -24,7 +24,9 @@ class Interrupts:
         self._before: Any = None
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
+        # Where it is ignored, as in a job that a shell runs in the background, it stays so.
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        if threading.current_thread() is threading.main_thread() and not ignored:
             self._before = signal.signal(signal.SIGINT, self._pressed)
         return self
 
