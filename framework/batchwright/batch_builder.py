@@ -293,6 +293,20 @@ class BatchBuilder:
         step.num_prefill_tokens = step.num_decodes = 0
         step.budget = self._state.limits.max_num_batched_tokens
 
+    def requeue(self, step: Step, rules: Rules, requests: list[Request]) -> None:
+        """The backend failed with these, a part of the batch in its order: evict them, to be computed again."""
+        step._admitted.clear()
+        evicted = len(step.preempted)
+        for request in reversed(requests):
+            request._scheduled = 0
+            step.batch.remove(request)
+            self.evict(step, rules, request, None)
+        for request in step.preempted[evicted:]:
+            del self._state.residents[request]
+            self._state.prefilling.pop(request, None)
+            request._state = WAITING
+            put_first(self._state.queue, request)
+
     def commit(self, step: Step) -> None:
         """Move who was admitted or evicted, now that the batch is complete."""
         for request in step._admitted:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from batchwright.errors import BackendError
 from batchwright.request import RESIDENT, Request
@@ -11,6 +14,23 @@ from batchwright.step import Step
 
 Over = list[tuple[Request, str]]
 """Requests that end with this step and why, in batch order."""
+
+
+def checked_tokens(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """What a backend sampled, as plain ints.
+
+    Raises:
+        BackendError: something is no token id, or outside the vocabulary.
+    """
+    tokens: list[int] = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+    try:
+        array("i", tokens)  # checks type and size of all at once
+    except (TypeError, OverflowError) as error:
+        raise BackendError(f"the backend gave something else than token ids: {error}") from None
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        low, high = min(tokens), max(tokens)
+        raise BackendError(f"the backend gave token ids of {low} to {high}; allowed is [0, {vocab_size})")
+    return tokens
 
 
 def append_all(state: State, step: Step, tokens: Sequence[int], now: int, over: Over) -> Sequence[Request]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from batchwright.decisions import Decisions
 from batchwright.errors import PolicyError
-from batchwright.hookspecs import HOLD
+from batchwright.hookspecs import HOLD, Refusal
 from batchwright.queues import QueueView
 from batchwright.request import FINISHED, RESIDENT, Request
 from batchwright.step import Step
@@ -77,6 +77,26 @@ class Rules:
                 iterator.close()
         except Exception as error:  # from a finally of the policy, say
             raise self._raised(step, "admission", error) from error
+
+    def arrival(self, request: Request, step_index: int) -> bool | Refusal:
+        """Whether a request that could fit is taken; asked between two steps."""
+        decide = self.decisions.arrival
+        if decide is None:
+            return True
+
+        def fault(rule: str, message: str, value: object) -> PolicyError:
+            who = self.decisions.who("arrival")
+            return PolicyError(message, plugin=who, hook="arrival", step=step_index, rule=rule, value=value)
+
+        try:
+            answer = decide(request)
+        except Exception as error:
+            raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
+        if isinstance(answer, Refusal):
+            return answer
+        if answer is not None and answer is not True:
+            raise fault("type", f"it must return True, a Refusal or None, not {answer!r}", answer)
+        return True
 
     def _iterate(self, step: Step, offers: Any) -> Iterator[Any]:
         if not hasattr(offers, "__iter__"):

@@ -7,11 +7,9 @@ sampled. All state is here; a policy only decides. The contract is in ``docs/con
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from batchwright.active_policy import ActivePolicy
@@ -21,7 +19,6 @@ from batchwright.batch_builder import BatchBuilder
 from batchwright.block_manager import BlockManager
 from batchwright.decisions import Decisions
 from batchwright.errors import (
-    BackendError,
     BatchwrightError,
     ConfigError,
     PluginError,
@@ -35,10 +32,9 @@ from batchwright.limits import Limits
 from batchwright.neutral import Neutral
 from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
-from batchwright.queues import put_first
 from batchwright.request import RESIDENT, WAITING, Request
 from batchwright.resolve import default_policy, resolve_policy
-from batchwright.results import Over, append_all, append_each
+from batchwright.results import Over, append_all, append_each, checked_tokens
 from batchwright.rules import Rules
 from batchwright.state import State
 from batchwright.step import Step
@@ -154,10 +150,13 @@ class Scheduler:
         self._not_while_building()
         max_tokens = self._feasible.check(request, self._state.requests, num_output_tokens)
         request.max_tokens = max_tokens
-        decide = self._hooks.arrival
-        answer = None
-        if decide is not None:
-            answer = self._ask_arrival(decide, request)
+        answer: bool | Refusal = True
+        try:
+            answer = self._rules.arrival(request, self._num_steps)
+        except PolicyError as error:
+            if self._on_policy_error == "raise":
+                raise
+            self._policy_fault(error)
         if isinstance(answer, Refusal):
             raise RefusedRequestError(
                 f"request {request.request_id!r} was refused by policy {self._hooks.who('arrival')!r}: {answer.reason}",
@@ -181,25 +180,6 @@ class Scheduler:
         self._state.queue[request] = None
         if self._hooks.request_arrived:
             self._state.tell(self._hooks.request_arrived, request)
-
-    def _ask_arrival(self, decide: Callable[..., Any], request: Request) -> Any:
-        def fault(rule: str, message: str, value: object) -> PolicyError:
-            who = self._hooks.who("arrival")
-            return PolicyError(message, plugin=who, hook="arrival", step=self._num_steps, rule=rule, value=value)
-
-        try:
-            try:
-                answer = decide(request)
-            except Exception as error:
-                raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
-            if answer is not None and answer is not True and not isinstance(answer, Refusal):
-                raise fault("type", f"it must return True, a Refusal or None, not {answer!r}", answer)
-        except PolicyError as error:
-            if self._on_policy_error == "raise":
-                raise
-            self._policy_fault(error)
-            return True
-        return answer
 
     def abort(self, request_id: str, *, error: str | None = None) -> Request:
         """End a request at once, whatever it is doing; its blocks are free when this returns.
@@ -313,7 +293,7 @@ class Scheduler:
                 return self.step
             raise BatchwrightError("update() takes the batch of the last schedule(), once")
         step = self.step
-        tokens = self._check_tokens(token_ids)
+        tokens = checked_tokens(token_ids, self._vocab_size)
         step.end = now
         self._state.growing = self._state.filling = None
         over: Over = []
@@ -347,17 +327,6 @@ class Scheduler:
                 request._scheduled = 0
             self._state.whole = False
 
-    def _check_tokens(self, token_ids: Sequence[int]) -> Sequence[int]:
-        tokens = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
-        try:
-            array("i", tokens)  # checks type and size of all at once
-        except (TypeError, OverflowError) as error:
-            raise BackendError(f"the backend gave something else than token ids: {error}") from None
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
-            low, high = min(tokens), max(tokens)
-            raise BackendError(f"the backend gave token ids of {low} to {high}; allowed is [0, {self._vocab_size})")
-        return tokens
-
     def fail(self, batch: Batch, error: str, *, retry: bool, now: int = 0) -> Step:
         """The backend failed with the last batch: its requests end with an error, or are evicted to be retried.
 
@@ -385,17 +354,7 @@ class Scheduler:
         step._fresh.clear()
         there = [r for r in step.batch if r._state == RESIDENT]
         if retry:
-            step._admitted.clear()
-            evicted = len(step.preempted)
-            for request in reversed(there):
-                request.num_scheduled = 0
-                step.batch.remove(request)
-                self._builder.evict(step, self._rules, request, None)
-            for request in step.preempted[evicted:]:
-                del self._state.residents[request]
-                self._state.prefilling.pop(request, None)
-                request._state = WAITING
-                put_first(self._state.queue, request)
+            self._builder.requeue(step, self._rules, there)
         else:
             step.finished = there
             for request in there:
