@@ -47,7 +47,7 @@ def test_decodes_beside_nano(benchmark, num_requests, block_size):
 @pytest.mark.parametrize(("place", "behind"), [("old end", 0), ("old end + 1,000", 1000), ("middle", 30_000)])
 def test_cached_prompt_beside_nano(benchmark, place, behind):
     mine, peers = cached_prompt(ours(), 60_000, behind), cached_prompt(Nano, 60_000, behind)
-    assert _ratio(benchmark, mine, peers) <= (0.2 if place == "old end" else 0.1)
+    assert _ratio(benchmark, mine, peers) <= 0.1, f"hits at the {place} of the free list"
 
 
 def _ratio(benchmark, mine, peers):

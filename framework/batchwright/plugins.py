@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from batchwright.active_policy import is_policy_class
 from batchwright.backend import BackendEntry
@@ -22,6 +22,7 @@ from batchwright.plugin_checks import check_plugin, hook_methods
 from batchwright.policy import Policy
 
 GROUP = "batchwright"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,7 @@ class Plugins:
         Raises:
             ConfigError: there is none; the message gives the nearest names.
         """
-        if name not in self.policies:
-            raise ConfigError(f"unknown policy {name!r}; {did_you_mean(name, self.policies)}")
-        return self.policies[name]
+        return _named("unknown policy", name, self.policies)
 
     def backend(self, name: str) -> BackendEntry:
         """The backend of that name.
@@ -125,9 +124,7 @@ class Plugins:
         Raises:
             ConfigError: there is none; the message gives the nearest names.
         """
-        if name not in self.backends:
-            raise ConfigError(f"unknown backend {name!r}; {did_you_mean(name, self.backends)}")
-        return self.backends[name]
+        return _named("unknown backend", name, self.backends)
 
     def active(self, name: str) -> object:
         """The object of a plugin that a config lists under ``plugins``.
@@ -135,14 +132,18 @@ class Plugins:
         Raises:
             ConfigError: it is not installed, or has no hooks that could run.
         """
-        if name not in self.plugins:
-            raise ConfigError(f"plugins: unknown plugin {name!r}; {did_you_mean(name, self.plugins)}")
-        plugin = self.plugins[name]
+        plugin = _named("plugins: unknown plugin", name, self.plugins)
         if not plugin.active_hooks:
             raise ConfigError(
                 f"plugins: {name!r} only registers things and has no hooks to run; name its policy instead"
             )
         return plugin.value
+
+
+def _named(problem: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise ConfigError(f"{problem} {name!r}; {did_you_mean(name, known)}")
+    return known[name]
 
 
 def load_plugins(without: Iterable[str] = (), points: Iterable[EntryPoint] | None = None) -> Plugins:

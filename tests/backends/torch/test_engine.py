@@ -73,6 +73,35 @@ def test_greedy_tokens_equal_generate(name: str, policy: str, folders: Make, loa
     check(watch, requests, load_reference(name), 20)
 
 
+@pytest.mark.parametrize("most", [12, 20, 100])
+def test_f7_every_batch_size_runs(most: int, folders: Make, load_reference: Make) -> None:
+    """Scenario F7: one request ends in each step, so the batch has every size from ``most`` down to 1."""
+    sizes: list[int] = []
+
+    class Sizes:
+        @hookimpl
+        def step_finished(self, step: Any) -> None:
+            sizes.append(len(step.batch))
+
+    kinds = prompts((3, 5), seed=7)
+    requests = [
+        Request(f"r{n}", kinds[n % 2], SamplingParams(max_tokens=n, temperature=0, ignore_eos=True))
+        for n in range(1, most + 1)
+    ]
+    config = EngineConfig(
+        backend=f"cpu:{folders('llama')}", block_size=4, num_blocks=4000, max_num_seqs=most, max_num_batched_tokens=1000
+    )
+    with Engine(config, plugins=[Sizes()]) as engine:
+        for request in requests:
+            engine.add_request(request)
+        while engine.has_unfinished():
+            engine.step()
+    assert sizes == list(range(most, 0, -1))
+    expected = [reference(load_reference("llama"), prompt, most) for prompt in kinds]
+    for n, request in enumerate(requests, start=1):
+        assert request.output_token_ids == expected[n % 2][:n], request.request_id
+
+
 def test_the_real_model(smollm2_folder: str, load_reference: Make) -> None:
     text = "The following is a list of facts about the city of Paris, the capital of France, and its history. "
     from transformers import AutoTokenizer
