@@ -193,7 +193,7 @@ def check_whole(scheduler: Scheduler) -> None:
         assert request._room == len(request.block_table) * blocks.block_size, request
         assert request.num_scheduled == 0 or scheduler._batch is not None, request
         assert request.is_prefilling == (request in state.prefilling), request
-    assert [held[b] for b in range(blocks.num_blocks)] == blocks._references
+    assert [held[b] for b in range(blocks.num_blocks)] == list(blocks._references)
     free = list(blocks._free)
     assert len(set(free)) == len(free) == blocks.num_free, "a block is in the free list twice"
     assert set(free) == set(range(blocks.num_blocks)) - set(held), "a block leaked"
@@ -210,13 +210,13 @@ def check_whole(scheduler: Scheduler) -> None:
 def check_cache(scheduler: Scheduler) -> None:
     """The index of cached content is consistent (that content is what it says, the fake backend's tokens show)."""
     blocks = scheduler.blocks
-    indexed = Counter(blocks._answering.values())
-    for digest, others in blocks._others.items():
-        assert others and digest in blocks._answering
+    indexed = Counter(blocks._index._answering.values())
+    for digest, others in blocks._index._others.items():
+        assert others and digest in blocks._index._answering
         indexed.update(list(others))
     assert all(n == 1 for n in indexed.values())
-    assert [b for b in range(blocks.num_blocks) if blocks._hash_of[b] is not None] == sorted(indexed)
-    assert all(blocks._hash_of[block] == digest for digest, block in blocks._answering.items())
+    assert [b for b in range(blocks.num_blocks) if blocks._index.registered[b]] == sorted(indexed)
+    assert all(blocks._index._hash_of[block] == digest for digest, block in blocks._index._answering.items())
 
 
 def check_empty(scheduler: Scheduler) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from batchwright.block_manager import UNSHARED
 from batchwright.errors import PolicyError
+from batchwright.prefix_index import UNSHARED
 from batchwright.queues import put_first
 from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING, Request
 from batchwright.rules import Rules

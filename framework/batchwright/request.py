@@ -154,6 +154,7 @@ class Request:
         "_num_registered",
         "_prefilling",
         "_room",
+        "_run",
         "_scheduled",
         "_seed",
         "_state",
@@ -253,7 +254,8 @@ class Request:
         self._high_water = 0  # most tokens it ever had computed: below it, computing is recomputing
         self._hashes: list[int] = []  # of its full blocks, chained, each computed once
         self._num_registered = 0  # of its blocks, in the prefix cache
-        self._hits: list[int] = []  # the last prefix look-up, and the state of the cache it was true in
+        self._run = array("i")  # its blocks that are in the prefix cache, known to each of them
+        self._hits = array("i")  # the last prefix look-up, and the state of the cache it was true in
         self._hit_key: Any = None
 
     # A step of all residents, decodes all, is the step that counts. It touches a request's tokens and nothing else of

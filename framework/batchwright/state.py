@@ -6,6 +6,7 @@ The parts of the scheduler (building batches, taking results) share one object o
 from __future__ import annotations
 
 import random
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +84,7 @@ class State(Home):
         self.num_stop_checks -= request._stop_check is not None
         request._state = FINISHED
         request.finish_reason = reason
-        request._hits, request._hit_key, request._hashes = [], None, []
+        request._hits, request._hit_key, request._hashes = array("i"), None, []
         del self.requests[request.request_id]
 
     def part_whole(self) -> None:

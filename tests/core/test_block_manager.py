@@ -128,12 +128,12 @@ class Twin:
     def check(self) -> None:
         assert list(self.blocks._free) == self.brute.free
         assert self.blocks.num_free == len(self.brute.free)
-        assert self.blocks._references == [self.brute.holders.get(b, 0) for b in range(self.blocks.num_blocks)]
+        assert list(self.blocks._references) == [self.brute.holders.get(b, 0) for b in range(self.blocks.num_blocks)]
         for request in self.waiting:
             expected = self.brute.lookup(list(request._tokens))
             # What is kept between look-ups, and what a fresh request finds, is the same.
-            assert self.blocks.lookup(Request("fresh", list(request._tokens))) == expected
-            assert self.blocks.lookup(request) == expected
+            assert list(self.blocks.lookup(Request("fresh", list(request._tokens)))) == expected
+            assert list(self.blocks.lookup(request)) == expected
 
 
 def _play(cache: PrefixCache, seed: int, num_steps: int) -> Twin:
@@ -188,7 +188,7 @@ def test_the_sequences_are_worth_it() -> None:
     for seed in range(30):
         twin = _play(SETTINGS[seed % 8], seed, 50)
         met["hits"] += any(r.num_tokens and twin.blocks.lookup(r) for r in twin.waiting)
-        met["duplicates"] += bool(twin.blocks._others)
+        met["duplicates"] += bool(twin.blocks._index._others)
         met["full"] += not twin.brute.free
     assert min(met.values()) > 3, met
 
@@ -196,7 +196,7 @@ def test_the_sequences_are_worth_it() -> None:
 @pytest.mark.parametrize("duplicates", ["newest", "oldest"])
 def test_look_ups_stay_right_after_very_many_changes(duplicates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of changes is cut from time to time: look-ups from before the cut begin anew."""
-    monkeypatch.setattr("batchwright.block_manager._LOG_LIMIT", 8)
+    monkeypatch.setattr("batchwright.prefix_index._LOG_LIMIT", 8)
     for seed in range(20):
         _play(PrefixCache(duplicates=duplicates), seed, 60)
 
@@ -205,7 +205,7 @@ def test_without_a_cache_nothing_is_shared() -> None:
     blocks = BlockManager(8, 2, PrefixCache(enabled=False))
     first, second = Request("a", [1, 2, 3, 4, 5]), Request("b", [1, 2, 3, 4, 5])
     for request in (first, second):
-        assert blocks.can_allocate(request, 5) and blocks.lookup(request) == []
+        assert blocks.can_allocate(request, 5) and not blocks.lookup(request)
         blocks.allocate(request, 5)
         assert blocks.register(request, 5) == []
     assert (first.block_table, second.block_table) == ([0, 1, 2], [3, 4, 5])
@@ -238,7 +238,7 @@ def test_equal_content_is_shared_across_requests_only_as_far_as_it_is_equal() ->
         ([*range(4)], 0),
         ([*range(5)], 1),
     ]:
-        assert blocks.lookup(Request("b", prompt)) == first.block_table[:num_hits]
+        assert list(blocks.lookup(Request("b", prompt))) == first.block_table[:num_hits]
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_blocks", 0), ("block_size", 0), ("num_blocks", 1.5)])

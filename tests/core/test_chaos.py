@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyhow import Anyhow
-from batchwright import block_manager
+from batchwright import prefix_index
 from fake_backend import FakeBackend
 from faulty import FAULTS, Culprit
 from toolbox import SHIPPED, check_empty, check_whole, expected_of, make_engine, make_request, prompt_of
 
-_hash = block_manager.xxh3_64_intdigest
+_hash = prefix_index.xxh3_64_intdigest
 
 
 def _policy(rng: random.Random) -> Any:
@@ -93,7 +93,7 @@ def test_no_token_changes_and_no_block_leaks(seed: int) -> None:
 
 @pytest.mark.parametrize("num_hashes", [1, 2, 5])
 def test_nor_under_colliding_hashes(num_hashes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_manager, "xxh3_64_intdigest", lambda data, seed=0: 1 + _hash(data, seed) % num_hashes)
+    monkeypatch.setattr(prefix_index, "xxh3_64_intdigest", lambda data, seed=0: 1 + _hash(data, seed) % num_hashes)
     for seed in range(15):
         _run(seed)
 

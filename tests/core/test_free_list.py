@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.free_list import FreeList
 
-operations = st.lists(st.tuples(st.sampled_from(["take", "remove", "first", "last"]), st.integers(0, 30)), max_size=60)
+WHAT = ["take", "take_all", "remove", "first", "last", "first_all", "last_all"]
+operations = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 30)), max_size=60)
+
+
+def as_array(blocks: list[int]) -> np.ndarray:
+    return np.array(blocks, dtype=np.int32)
 
 
 @given(st.integers(1, 12), operations)
@@ -17,11 +23,27 @@ def test_it_is_a_list(num_blocks: int, todo: list[tuple[str, int]]) -> None:
             block = free.take()
             assert block == model.pop(0)
             taken.append(block)
+        elif what == "take_all":
+            some = model[: number % (len(model) + 1)]
+            assert free.take_all(len(some)) == some
+            model = model[len(some) :]
+            taken += some
         elif what == "remove":
-            some = model[number % 3 :: 2]  # in any number, ends included
-            free.remove_all(some)
+            some = model[number % 3 :: number % 2 + 1]  # in any number, ends included, runs and single ones
+            if number % 5:
+                some = some[::-1] if number % 5 == 1 else some[len(some) // 2 :][::-1] + some[: len(some) // 2]
+            free.remove_all(as_array(some))
             model = [b for b in model if b not in some]
             taken += some
+        elif what.endswith("_all"):
+            some = taken[number % 4 :]
+            taken = taken[: number % 4]
+            if what == "first_all":
+                free.put_first_all(as_array(some))
+                model = some + model
+            else:
+                free.put_last_all(as_array(some))
+                model += some
         elif what in ("first", "last") and taken:
             block = taken.pop(number % len(taken))
             if what == "first":

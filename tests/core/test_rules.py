@@ -170,7 +170,12 @@ def test_an_undone_batch_leaves_no_trace(visible: str) -> None:
         fields = ["request_id", "num_tokens", "num_computed", "num_scheduled", "num_preemptions", "block_table"]
         fields += ["is_waiting", "is_resident", "is_prefilling", "first_scheduled_ns", "_room", "_num_registered"]
         rows = [repr([getattr(r, f) for f in fields]) for r in requests]
-        return rows, scheduler.blocks._references[:], sorted(scheduler.blocks._free), dict(scheduler.blocks._answering)
+        return (
+            rows,
+            list(scheduler.blocks._references),
+            sorted(scheduler.blocks._free),
+            dict(scheduler.blocks._index._answering),
+        )
 
     before = snapshot()
     broken[0] = True

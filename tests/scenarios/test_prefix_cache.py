@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchwright import block_manager
+from batchwright import prefix_index
 from toolbox import SHIPPED, expected_of, make_engine, make_request, play, prompt_of
 
 shipped = pytest.mark.parametrize("policy", SHIPPED)
@@ -67,7 +67,7 @@ def test_c4_equal_blocks_behind_another_first_block(policy: str) -> None:
         assert request.output_token_ids == expected_of(request)
 
 
-_hash = block_manager.xxh3_64_intdigest
+_hash = prefix_index.xxh3_64_intdigest
 COLLIDING: dict[str, Any] = {
     "all equal": lambda data, seed=0: 7,
     "first blocks equal": lambda data, seed=0: 7 if not seed else _hash(data, seed),
@@ -82,7 +82,7 @@ COLLIDING: dict[str, Any] = {
 def test_c4_equal_hashes_of_other_tokens(
     monkeypatch: pytest.MonkeyPatch, collision: str, visible: str, duplicates: str
 ) -> None:
-    monkeypatch.setattr(block_manager, "xxh3_64_intdigest", COLLIDING[collision])
+    monkeypatch.setattr(prefix_index, "xxh3_64_intdigest", COLLIDING[collision])
     engine, tape = make_engine(bs=4, prefix_cache={"visible": visible, "duplicates": duplicates})
     tail = prompt_of("tail", 9)
     one, two = [1, 2, 3, 4, *tail], [5, 6, 7, 8, *tail]

@@ -227,15 +227,15 @@ class Twins:
         assert fast.num_observer_faults == reference.num_observer_faults
         blocks, plain = fast.blocks, reference.blocks
         held = [block for r in fast.running for block in r.block_table]
-        assert blocks._references == plain.references == [held.count(b) for b in range(blocks.num_blocks)]
+        assert list(blocks._references) == plain.references == [held.count(b) for b in range(blocks.num_blocks)]
         free = list(blocks._free)
         assert free == plain.free
         assert blocks.num_free == len(free)
         assert sorted(free) == sorted(set(range(blocks.num_blocks)) - set(held))
-        assert {b for b in range(blocks.num_blocks) if blocks._hash_of[b] is not None} == set(plain.content)
+        assert {b for b in range(blocks.num_blocks) if blocks._index.registered[b]} == set(plain.content)
         for one, two in self.there.values():
             if one.is_waiting:
-                assert blocks.lookup(one) == (plain.lookup(two) if blocks.cache.enabled else [])
+                assert list(blocks.lookup(one)) == (plain.lookup(two) if blocks.cache.enabled else [])
 
     def bounds(self, step: Any) -> None:
         """What the core owes whatever the policy: seats, budget and room."""
