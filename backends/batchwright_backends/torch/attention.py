@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +37,8 @@ class AttentionLayer:
         scaling: factor of the scores.
         window: tokens that a token attends to at most, itself included; None: all before it.
         softcap: scores s become ``softcap * tanh(s / softcap)``; None: they stay.
+        sinks: float32[heads], attention sinks: one score more for each head, of a key whose value is zero, neither
+            scaled nor capped; None: the layer has none.
     """
 
     index: int
@@ -47,6 +49,7 @@ class AttentionLayer:
     scaling: float
     window: int | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
 class AttentionSession(Protocol):

@@ -17,7 +17,6 @@ from batchwright_backends.torch.attention import AttentionLayer, attending
 
 # Arguments of attention calls that change the result and that no kernel here computes.
 UNSUPPORTED = {
-    "s_aux": "attention sinks",
     "position_bias": "a position bias on the scores",
     "alibi": "ALiBi",
     "head_mask": "a mask of heads",
@@ -61,6 +60,7 @@ class Probe:
             scaling=float(query.shape[3] ** -0.5 if scaling is None else scaling),
             window=kwargs.get("sliding_window") or None,
             softcap=kwargs.get("softcap") or None,
+            sinks=None if kwargs.get("s_aux") is None else kwargs["s_aux"].detach().float().contiguous(),
         )
         out = scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=layer.scaling, enable_gqa=layer.num_heads != layer.num_kv_heads

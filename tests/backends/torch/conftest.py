@@ -15,11 +15,13 @@ pytest.importorskip("transformers", reason="the extra 'torch' is not installed")
 VOCABULARY = 199
 
 # Tiny models with random weights. The large initializer_range keeps the two best logits apart, so that greedy tokens do
-# not hang on rounding; windows and caps are small enough to matter at these lengths.
+# not hang on rounding; windows, caps and sinks are such that they matter at these lengths.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": 9},
+    "gemma": {"head_dim": 8},
     "gemma2": {
         "head_dim": 8,
         "query_pre_attn_scalar": 24,
@@ -27,13 +29,64 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 20.0,
     },
-    "gpt2": {"n_inner": 64, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 1},
+    "gemma3_text": {
+        "head_dim": 8,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "phi3": {"sliding_window": 9},
+    "gpt2": {"n_inner": 64, "n_positions": 256},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "gpt_neox": {},
+    "mixtral": {"sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "cohere": {},
+    "cohere2": {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "olmo2": {},
+    "granite": {"attention_multiplier": 0.4, "residual_multiplier": 0.9, "logits_scaling": 2.0},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "gpt_oss": {
+        "head_dim": 8,
+        "sliding_window": 9,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+    },
     "falcon": {"new_decoder_architecture": False, "multi_query": True, "ffn_hidden_size": 64},
     "bloom": {"n_head": 4},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "gpt_oss": {"head_dim": 8, "pad_token_id": 0, "num_local_experts": 2, "num_experts_per_tok": 1},
 }
-ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma2", "gpt2")
+REFUSED = ("falcon", "bloom", "lfm2")
+ARCHITECTURES = tuple(name for name in CONFIGS if name not in REFUSED)
+# One of each kind, where a test has more to vary than the model: plain, a window, windows by layer with caps, sinks,
+# K and V of different width, positions that are learned.
+FEW = ("llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "gpt2")
 
 
 def config_of(name: str, **changes: Any) -> Any:
@@ -49,6 +102,9 @@ def config_of(name: str, **changes: Any) -> Any:
         "max_position_embeddings": 256,
         "initializer_range": 0.3,
         "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     }
     return AutoConfig.for_model(name, **{**common, **CONFIGS[name], **changes})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,20 +103,27 @@ class Driver:
             at += 1
 
 
+_references: weakref.WeakKeyDictionary[Any, dict[tuple[tuple[int, ...], int], list[int]]] = weakref.WeakKeyDictionary()
+
+
 def reference(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Greedy tokens of ``model.generate()``, which ends nowhere early."""
-    ids = torch.tensor([list(prompt)])
-    model.generation_config.eos_token_id = None
-    with torch.inference_mode():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-    return list(out[0, len(prompt) :].tolist())
+    """Greedy tokens of ``model.generate()``, which ends nowhere early; each computed once."""
+    known = _references.setdefault(model, {})
+    key = (tuple(prompt), num_tokens)
+    if key not in known:
+        ids = torch.tensor([list(prompt)])
+        model.generation_config.eos_token_id = None
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        known[key] = list(out[0, len(prompt) :].tolist())
+    return known[key]
 
 
 def reference_logits(model: Any, tokens: Sequence[int], num_prompt: int) -> torch.Tensor:

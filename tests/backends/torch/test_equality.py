@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from backends.torch.conftest import ARCHITECTURES, VOCABULARY
+from backends.torch.conftest import ARCHITECTURES, FEW, VOCABULARY
 from backends.torch.driver import Driver, reference, reference_logits
 from batchwright.request import Request
 
 NUM_TOKENS = 12
 LENGTHS = (5, 23, 1, 38, 12)
+
+WINDOWED = ("qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "mixtral", "cohere2", "gpt_oss")
 
 Make = Callable[..., Any]
 
@@ -38,7 +40,7 @@ def check(driver: Driver, model: Any, requests: Sequence[Request], num_tokens: i
         assert error < 0.1 * margin, "the test hangs on rounding: choose another seed"
 
 
-@pytest.mark.parametrize("chunk", [1, 7, None], ids=["chunk-1", "chunk-7", "whole"])
+@pytest.mark.parametrize("chunk", [1, 7, 16, None], ids=["chunk-1", "chunk-7", "chunk-16", "whole"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_chunked_prompts_and_mixed_batches(
     name: str, chunk: int | None, make_backend: Make, load_reference: Make
@@ -68,8 +70,9 @@ def test_shared_prefix_and_recompute_after_eviction(name: str, make_backend: Mak
     check(driver, load_reference(name), [a, b, c, d])
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "seed"), [*((name, 0) for name in ARCHITECTURES), *((name, seed) for name in FEW for seed in (1, 2))]
+)
 def test_any_schedule(name: str, seed: int, make_backend: Make, load_reference: Make) -> None:
     """Random rows, chunks, prefix hits and evictions at every step."""
     rng = random.Random(seed)
@@ -94,16 +97,17 @@ def test_any_schedule(name: str, seed: int, make_backend: Make, load_reference: 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("mistral", {"window": None}),
-        ("gemma2", {"window": None}),
+        *((name, {"window": None}) for name in WINDOWED),
         ("gemma2", {"softcap": None}),
+        ("gpt_oss", {"sinks": None}),
         ("llama", {"scaling": 0.2}),
+        ("granite", {"scaling": 8**-0.5}),
     ],
 )
 def test_what_a_layer_asks_for_matters(
     name: str, change: dict[str, Any], make_backend: Make, load_reference: Make
 ) -> None:
-    """A negative control: without the window, the cap or the scaling the tokens are others."""
+    """A negative control: without the window, the cap, the sinks or the scaling the tokens are others."""
     backend = make_backend(name)
     backend.layers = {module: replace(layer, **change) for module, layer in backend.layers.items()}
     driver = Driver(backend)
@@ -113,8 +117,15 @@ def test_what_a_layer_asks_for_matters(
     assert any(r.output_token_ids != reference(model, r.prompt_token_ids, NUM_TOKENS) for r in requests)
 
 
-def test_windows_are_per_layer(make_backend: Make) -> None:
-    layers = list(make_backend("gemma2").layers.values())
-    assert [layer.window for layer in layers] == [9, None, 9]
-    assert {layer.softcap for layer in layers} == {3.0}
-    assert {layer.scaling for layer in layers} == {24**-0.5}
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_the_layers_are(name: str, make_backend: Make) -> None:
+    layers = list(make_backend(name).layers.values())
+    assert [layer.index for layer in layers] == [0, 1, 2]
+    windows = {"qwen2": [None, 9, 9], "mistral": [9, 9, 9], "phi3": [9, 9, 9], "mixtral": [9, 9, 9]}
+    by_layer = [9, None, 9] if name in WINDOWED else [None] * 3
+    assert [layer.window for layer in layers] == windows.get(name, by_layer)
+    assert {layer.softcap for layer in layers} == {3.0 if name == "gemma2" else None}
+    assert {layer.sinks is not None for layer in layers} == {name == "gpt_oss"}
+    assert {(layer.key_width, layer.value_width) for layer in layers} == {(12, 6) if name == "deepseek_v3" else (8, 8)}
+    scaling = {"gemma2": 24**-0.5, "gemma3_text": 24**-0.5, "granite": 0.4, "opt": 1.0, "deepseek_v3": 12**-0.5}
+    assert {layer.scaling for layer in layers} == {scaling.get(name, 8**-0.5)}

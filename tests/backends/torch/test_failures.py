@@ -43,7 +43,6 @@ def create(target: str, device: str = "cpu", options: dict[str, Any] | None = No
         ("falcon", ["falcon", "does not take a function from transformers' attention interface"]),
         ("bloom", ["BloomForCausalLM", "0 of its 3 layers called"]),
         ("lfm2", ["lfm2", "'conv': layers 0, 2"]),
-        ("gpt_oss", ["GptOssForCausalLM", "attention sinks (s_aux)"]),
     ],
 )
 def test_models_that_cannot_be_paged_are_refused(name: str, words: list[str], make_backend: Make) -> None:
@@ -51,6 +50,15 @@ def test_models_that_cannot_be_paged_are_refused(name: str, words: list[str], ma
         make_backend(name)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_arguments_that_no_kernel_knows_are_refused() -> None:
+    q = torch.zeros(1, 2, 3, 4)
+    for name, words in (("position_bias", "a position bias"), ("alibi", "ALiBi"), ("head_mask", "a mask of heads")):
+        with pytest.raises(BackendError, match=rf"layer 0 wants {words}.* \({name}\), which no attention kernel here"):
+            probe.Probe().attend(torch.nn.Identity(), q, q, q, **{name: torch.ones(1)})
+    with pytest.raises(BackendError, match="layer 0 is not causal"):
+        probe.Probe().attend(torch.nn.Identity(), q, q, q, is_causal=False)
 
 
 def test_an_encoder_decoder_is_refused() -> None:

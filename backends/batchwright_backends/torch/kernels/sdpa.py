@@ -172,7 +172,7 @@ def gather(pieces: Sequence[Piece], block_size: int, max_keys: int) -> list[list
 
 
 class ScaledDotProduct(AttentionKernel):
-    """Any device, dtype, block size and head width; windows and soft caps included."""
+    """Any device, dtype, block size and head width; windows, soft caps and sinks included."""
 
     name = "sdpa"
 
@@ -216,8 +216,8 @@ def _attend(group: Group, layer: AttentionLayer, query: torch.Tensor, cache: KVC
         .transpose(1, 2)  # [R, KV heads, L, width]
         for pool, width in ((cache.keys[layer.index], layer.key_width), (cache.values[layer.index], layer.value_width))
     )
-    if layer.softcap is not None:
-        out = _capped(group, layer, query, keys, values)
+    if layer.softcap is not None or layer.sinks is not None:
+        out = _by_scores(group, layer, query, keys, values)
     elif tokens == 1:
         # The heads that share a KV head take the place of tokens: nothing is repeated, and a mask serves them all.
         q = query.reshape(rows, heads, -1, layer.key_width)
@@ -236,12 +236,11 @@ def _attend(group: Group, layer: AttentionLayer, query: torch.Tensor, cache: KVC
     return out.reshape(rows * tokens, layer.num_heads, layer.value_width)
 
 
-def _capped(
+def _by_scores(
     group: Group, layer: AttentionLayer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """The same with capped scores, which scaled_dot_product_attention does not know; result [R, n, heads, width]."""
+    """The same with what scaled_dot_product_attention does not know, caps and sinks; result [R, n, heads, width]."""
     rows, tokens, heads = group.num_rows, group.num_tokens, layer.num_kv_heads
-    assert layer.softcap is not None
     q = query.view(rows, tokens, heads, -1, layer.key_width).permute(0, 2, 3, 1, 4)  # [R, KV heads, heads each, n, w]
     mask = group.mask
     if mask is None and tokens > 1:
@@ -249,14 +248,20 @@ def _capped(
     elif mask is not None:
         mask = mask[:, :, None]  # [R, 1, 1, n, L]
     keys, values = keys[:, :, None], values[:, :, None]
+    sinks = None if layer.sinks is None else layer.sinks.view(heads, -1, 1, 1)
     parts = []
     # Scores are as many as heads * n * L here: cut n, so that a long prompt does not need gigabytes.
     step = max(1, GROUP_SCORES * 4 // (rows * layer.num_heads * group.num_keys))
     for at in range(0, tokens, step):
         scores = torch.matmul(q[..., at : at + step, :], keys.transpose(-1, -2)).float().mul_(layer.scaling)
-        scores = scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
+        if layer.softcap is not None:
+            scores = scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
         if mask is not None:
             scores.masked_fill_(~mask[..., at : at + step, :], float("-inf"))
-        parts.append(torch.matmul(scores.softmax(-1).to(values.dtype), values))
+        if sinks is None:
+            weights = scores.softmax(-1)
+        else:
+            weights = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+        parts.append(torch.matmul(weights.to(values.dtype), values))
     out = torch.cat(parts, dim=-2) if len(parts) > 1 else parts[0]
     return out.permute(0, 3, 1, 2, 4)
