@@ -139,6 +139,8 @@ class Ranked(Ordered):
     @hookimpl
     def admission(self, step: Step) -> Iterator[Request | Sequence[Request]]:
         """Residents and newcomers; of a preemptive policy, one by rank among the other."""
+        if len(self.queue) != len(step.waiting):  # a fault kept an observer from seeing somebody come or go
+            self.queue.fill(step.waiting)
         if not self.preemptive:
             yield from super().admission(step)
             return
@@ -197,12 +199,6 @@ class Ranked(Ordered):
     def policy_attached(self, step: Step) -> None:
         """Take over who waits."""
         self.queue.fill(step.waiting)
-
-    @hookimpl
-    def step_started(self, step: Step) -> None:
-        """Begin anew if a fault kept an observer from seeing somebody come or go."""
-        if len(self.queue) != len(step.waiting):
-            self.queue.fill(step.waiting)
 
     @hookimpl
     def request_arrived(self, request: Request) -> None:
