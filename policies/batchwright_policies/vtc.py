@@ -1,0 +1,157 @@
+"""A fair share for each client: virtual token counters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field
+
+from batchwright.card import Card
+from batchwright.hookspecs import hookimpl
+from batchwright.policy import Params
+from batchwright.ranked import Queue, Ranked
+from batchwright.request import Request
+from batchwright.step import Step
+from batchwright_policies.groups import Client, Groups, client_of
+
+
+class VtcParams(Params):
+    """Parameters of :class:`Vtc`."""
+
+    input_weight: float = Field(default=1.0, gt=0, description="What a prompt token counts (the paper's w_p).")
+    output_weight: float = Field(default=2.0, gt=0, description="What an output token counts (the paper's w_q).")
+
+
+class Vtc(Ranked):
+    """The client that was served least goes first; who was away gains nothing by it (virtual token counters).
+
+    Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, Algorithm 2, and its weighted variant.
+    A client (``client_id``) is charged for its prompt when a request is admitted and for each output token, divided by
+    its ``weight``. The waiting request of the client with the lowest counter goes first. A client that comes back is
+    lifted to the lowest counter of those that wait.
+
+    While two clients have requests waiting, the service that they get differs by at most
+    2 · max(w_p · longest prompt, w_q · tokens of the pool) (Theorem 4.4). When blocks run out, whoever belongs to the
+    client served most is evicted. A step costs O(log clients) for each newcomer it looks at, and O(residents).
+    """
+
+    Params = VtcParams
+    params: VtcParams
+    card: ClassVar[Card] = Card(
+        source='Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, Algorithm 2',
+        rules={
+            "a client that was not waiting is lifted to the lowest counter of those that are": "request_arrived",
+            "if nobody is, to that of the last client that left the queue": "_note_left",
+            "the oldest request of the client with the lowest counter, until one finds no room": "in_order",
+            "charged w_p for each prompt token when it is admitted": "request_admitted",
+            "charged w_q for each output token": "step_finished",
+            "weighted: charges are divided by the client's weight": "_input_cost",
+        },
+        deviations=(
+            "who was evicted is charged for its prompt once, not again for the recompute",
+            "requests without a client_id are one client",
+        ),
+        evidence={"property tested": "the bound of Theorem 4.4 for two backlogged clients, weighted too"},
+    )
+
+    def __init__(self, params: VtcParams | None = None, **values: object) -> None:
+        super().__init__(params, **values)
+        self._counters: dict[Client, float] = {}
+        self._charging: dict[Client, float] = {}  # for admissions of the step that is being built
+        self._charged: set[Request] = set()  # for their prompt
+        self._open: Counter[Client] = Counter()  # unfinished requests
+        self._left = 0.0  # counter of the last client whose last waiting request left the queue
+        self._many = 100  # counters: look then whether some can be forgotten
+
+    def make_queue(self) -> Queue:
+        """Requests by client."""
+        self._clients: Groups[Client] = Groups(client_of, lambda client, _: self._service(client))
+        return self._clients
+
+    def rank(self, request: Request) -> float:
+        """Its client's counter."""
+        return self._service(request.client_id)
+
+    def in_order(self, step: Step) -> Iterator[Request]:
+        """The oldest of the client that was served least, each admission charged at once."""
+        for request in self._clients.in_order():
+            yield request
+            if request.num_scheduled and request not in self._charged:
+                client = request.client_id
+                self._charging[client] = self._charging.get(client, 0.0) + self._input_cost(request)
+
+    def _service(self, client: Client) -> float:
+        return self._counters.get(client, 0.0) + self._charging.get(client, 0.0)
+
+    def _input_cost(self, request: Request) -> float:
+        return self.params.input_weight * request.num_prompt_tokens / request.weight
+
+    def _floor(self) -> float:
+        """The lowest counter of a client that waits; if nobody does, of the last that did."""
+        return self._service(self._clients.first_group()) if len(self._clients) else self._left
+
+    @hookimpl
+    def policy_attached(self, step: Step) -> None:
+        """All clients begin equal."""
+        everybody = (*step.waiting, *step.running)
+        self._open = Counter(r.client_id for r in everybody)
+        self._counters = dict.fromkeys(self._open, 0.0)
+        self._charged = {r for r in everybody if r.first_scheduled_ns is not None}
+        self._charging.clear()
+        self._left = 0.0
+        super().policy_attached(step)
+
+    @hookimpl
+    def step_started(self, step: Step) -> None:
+        """Forget clients that are gone and that the floor has passed: coming back they would be lifted to it."""
+        self._charging.clear()
+        if len(self._counters) > self._many:
+            floor = self._floor()
+            self._counters = {c: n for c, n in self._counters.items() if c in self._open or n > floor}
+            self._many = 2 * len(self._counters) + 100
+
+    @hookimpl
+    def request_arrived(self, request: Request) -> None:
+        """Its client is lifted if none of its requests was waiting."""
+        client = request.client_id
+        self._open[client] += 1
+        counter = self._counters.setdefault(client, 0.0)
+        if client not in self._clients:
+            self._counters[client] = max(counter, self._floor())
+        super().request_arrived(request)
+
+    @hookimpl
+    def request_admitted(self, request: Request) -> None:
+        """Its client is charged for the prompt."""
+        self._charging.pop(request.client_id, None)  # its counter says so from now on
+        if request not in self._charged:
+            self._charged.add(request)
+            self._counters[request.client_id] += self._input_cost(request)
+        super().request_admitted(request)
+        self._note_left(request.client_id)
+
+    @hookimpl
+    def step_finished(self, step: Step) -> None:
+        """Clients are charged for what was sampled."""
+        counters, weight = self._counters, self.params.output_weight
+        for request in step.sampled:
+            counters[request.client_id] += weight / request.weight
+
+    @hookimpl
+    def request_finished(self, request: Request) -> None:
+        """It waits no longer; its client may be gone."""
+        client = request.client_id
+        was_waiting = client in self._clients
+        super().request_finished(request)
+        self._charged.discard(request)
+        self._open[client] -= 1
+        if not self._open[client]:
+            del self._open[client]
+        if was_waiting:
+            self._note_left(client)
+
+    def _note_left(self, client: Client) -> None:
+        if client not in self._clients:
+            self._left = self._counters[client]
