@@ -1,0 +1,292 @@
+"""One run of a policy over a generated workload, and everything that a check may ask about it."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchwright.active_policy import ActivePolicy
+from batchwright.batch import Batch
+from batchwright.config import EngineConfig
+from batchwright.effective import effective_settings
+from batchwright.errors import BatchwrightError, PolicyError, RefusedRequestError
+from batchwright.limits import Limits
+from batchwright.policy import Policy
+from batchwright.prefix_cache import PrefixCache
+from batchwright.request import Request
+from batchwright.resolve import default_policy
+from batchwright.scheduler import Scheduler
+from batchwright.testing.conditions import global_chance
+from batchwright.testing.gaze import Gaze
+from batchwright.testing.scenarios import Scenario, Spec
+from batchwright.testing.subject import Subject
+from batchwright.testing.watch import Fault, Halt, Mutation, Watch
+
+_IDLE_NS = 5_000_000_000
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided in one step.
+
+    Attributes:
+        step: its index.
+        batch: request id and tokens, in order.
+        preempted, finished: request ids.
+        cut: requests of the batch that keep tokens pending.
+        is_steady: only decodes, and nobody came, went or was evicted since the last step was built, nor now.
+        num_touched: waiting requests that hooks looked at, where that is counted.
+        num_waiting: before the step.
+    """
+
+    step: int
+    batch: tuple[tuple[str, int], ...]
+    preempted: tuple[str, ...]
+    finished: tuple[str, ...]
+    cut: tuple[str, ...]
+    is_steady: bool
+    num_touched: int
+    num_waiting: int
+
+    @property
+    def choice(self) -> tuple[Any, ...]:
+        """The part of it that a policy decides."""
+        return (self.batch, self.preempted)
+
+    def describe(self) -> str:
+        """In words."""
+        rows = ", ".join(f"{name}:{tokens}" for name, tokens in self.batch) or "nobody"
+        return f"batch {rows}" + (f", evicted {', '.join(self.preempted)}" if self.preempted else "")
+
+
+@dataclass
+class Options:
+    """How a run differs from a plain one.
+
+    Attributes:
+        is_thorough: every request is compared around every hook.
+        fallback: a fault does not end the run; the default policy builds that step.
+        aborts: some requests are aborted.
+        swaps: the policy comes to a live engine, goes, comes again, and is replaced by a fresh one.
+        salt: of hashes and of global chance.
+        gaze: counts who is looked at.
+        most_steps: the run is over after so many; None: when it is clear that there is no end.
+        keeps: weak references to all requests are kept.
+    """
+
+    is_thorough: bool = False
+    fallback: bool = False
+    aborts: bool = False
+    swaps: bool = False
+    salt: int = 0
+    gaze: Gaze | None = None
+    most_steps: int | None = None
+    keeps: bool = False
+
+
+class Run:
+    """A run, begun and ended when it is made.
+
+    Attributes:
+        decisions: of every step, up to the first fault.
+        faults, mutations: what went wrong.
+        refused: request id to reason.
+        reasons: request id to why it ended.
+        requests: weak references to those who came, where they are kept.
+        is_complete: everybody who was accepted ended.
+        calls: how often each hook was called while somebody waited and somebody was resident.
+        scheduler, policy: as they are after the run.
+    """
+
+    def __init__(self, subject: Subject, scenario: Scenario, options: Options | None = None) -> None:
+        """Runs to the end, to the first fault, or until it is clear that there is no end."""
+        self.subject, self.scenario = subject, scenario
+        self.options = options = options if options is not None else Options()
+        self.decisions: list[Decision] = []
+        self.faults: list[Fault] = []
+        self.mutations: list[Mutation] = []
+        self.refused: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        self.requests: list[weakref.ref[Request]] = []
+        self.is_complete = False
+        self._rng = random.Random(f"events {scenario.name} {scenario.seed}")
+        self._numbers: dict[str, Spec] = {}
+        self._coming = list(reversed(scenario.specs))
+        self._now = 0
+        self._is_changed = True
+        self._last_alone = False  # the last batch was of decodes only
+        with global_chance(options.salt):
+            self.policy: ActivePolicy | None = subject.make()
+            self.scheduler = self._make_scheduler(self.policy)
+            self._watch = Watch(self.scheduler, scenario.name, options.is_thorough, options.gaze)
+            try:
+                self._drive()
+            except Halt:
+                pass
+            except PolicyError as error:
+                self._note(error)
+            except Exception:
+                if not self._watch.mutations:
+                    raise
+        self.calls = self._watch.calls
+        self.faults += self._watch.faults
+        self.mutations += self._watch.mutations
+
+    def _make_scheduler(self, policy: ActivePolicy) -> Scheduler:
+        scenario = self.scenario
+        wanted: dict[str, Any] = {
+            "max_num_seqs": scenario.max_num_seqs,
+            "max_num_batched_tokens": scenario.max_num_batched_tokens,
+            "seed": scenario.seed,
+        }
+        if scenario.max_num_residents is not None:
+            wanted["max_num_residents"] = scenario.max_num_residents
+        if scenario.prefix_cache:
+            wanted["prefix_cache"] = scenario.prefix_cache
+        limits = Limits(
+            scenario.max_num_seqs, scenario.max_num_batched_tokens, max_num_residents=scenario.max_num_residents
+        )
+        cache = PrefixCache(**scenario.prefix_cache)  # type: ignore[arg-type]
+        try:
+            effective = effective_settings(EngineConfig.parse(wanted), policy)
+            limits, cache = effective.limits, effective.prefix_cache
+        except Exception:  # its defaults are wrong: a check of its own says so
+            pass
+        return Scheduler(
+            Policy(),  # until the watch is there
+            num_blocks=scenario.num_blocks,
+            block_size=scenario.block_size,
+            limits=limits,
+            prefix_cache=cache,
+            seed=scenario.seed,
+            on_policy_error="fallback" if self.options.fallback else "raise",
+            plugins=self.subject.make_plugins(),
+            predict_s=predict_s if policy.uses_predict else None,
+        )
+
+    def _note(self, error: PolicyError) -> None:
+        """A broken rule; what was raised in a hook is known already."""
+        if error.rule != "raised" or not self._watch.faults:
+            _, _, message = str(error).partition(f"rule {error.rule!r}: ")
+            waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
+            kind = type(error.value).__name__ if error.rule in ("type", "raised") else ""
+            self.faults.append(
+                Fault(error.hook, error.rule, kind, message, self.scenario.name, error.step, waiting, running)
+            )
+
+    # The course of a run ------------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        scheduler, number = self.scheduler, 0
+        swaps = self._plan_swaps()
+        if not self.options.swaps:
+            scheduler.swap_policy(self._policy())
+        while self._coming or scheduler.has_unfinished():
+            if number in swaps:
+                scheduler.swap_policy(swaps.pop(number))
+                self._is_changed = True
+            self._arrive(number)
+            if self.options.aborts:
+                self._abort()
+            if not scheduler.has_unfinished():
+                if self._coming:  # idle until the next one comes
+                    number = max(number + 1, self._coming[-1].arrives)
+                    self._now += _IDLE_NS
+                continue
+            self._step()
+            number += 1
+            if number == self.options.most_steps:
+                return
+            if number > self.scenario.most_steps:
+                left = [str(r.request_id) for r in (*scheduler.running, *scheduler.waiting)]
+                message = f"after {number} steps {', '.join(left[:5])} had not ended"
+                self.faults.append(Fault("", "stuck", "", message, self.scenario.name, number))
+                return
+        self.is_complete = True
+
+    def _policy(self) -> ActivePolicy:
+        assert self.policy is not None
+        return self.policy
+
+    def _plan_swaps(self) -> dict[int, ActivePolicy]:
+        if not self.options.swaps:
+            return {}
+        first, default = self._policy(), ActivePolicy.of(default_policy(), "default")
+        second = self.subject.make()
+        at, plan = 0, {0: default}
+        for policy in (first, default, first, second):
+            at += self._rng.randint(1, 4)
+            plan[at] = policy
+        return plan
+
+    def _arrive(self, number: int) -> None:
+        while self._coming and self._coming[-1].arrives <= number:
+            spec = self._coming.pop()
+            kind = {"kind": self.options.gaze.request_type} if self.options.gaze is not None else {}
+            request = spec.make(self._now, self.options.salt, **kind)
+            self._numbers[str(request.request_id)] = spec
+            self._is_changed = True
+            if self.options.keeps:
+                self.requests.append(weakref.ref(request))
+            try:
+                self.scheduler.add(request, num_output_tokens=spec.hidden)
+            except RefusedRequestError as error:
+                self.refused[str(request.request_id)] = error.reason
+            except PolicyError:
+                raise
+            except BatchwrightError as error:  # it can never fit, under limits that the policy wants
+                self.refused[str(request.request_id)] = str(error)
+
+    def _abort(self) -> None:
+        there: list[Request] = [*self.scheduler.running, *self.scheduler.waiting]
+        if there and self._rng.random() < 0.15:
+            victim = self._rng.choice(there)
+            self.scheduler.abort(victim.request_id)
+            self.reasons[str(victim.request_id)] = "abort"
+            self._is_changed = True
+
+    def _step(self) -> None:
+        scheduler = self.scheduler
+        num_waiting = len(scheduler.waiting)
+        waiting: set[int] = set()
+        if self.options.gaze is not None:
+            waiting = {id(r) for r in scheduler.waiting}
+            self.options.gaze.touched.clear()  # of arrivals, which are no part of a step
+        batch = scheduler.schedule(self._now)
+        step = scheduler.step
+        rows = tuple((str(r.request_id), r.num_scheduled) for r in step.batch)
+        cut = tuple(str(r.request_id) for r in step.batch if r.num_pending > r.num_scheduled)
+        preempted = tuple(str(r.request_id) for r in step.preempted)
+        is_alone = not step.num_prefill_tokens and bool(rows)
+        tokens = self._sample(batch, step.batch)
+        self._now += elapsed_ns(batch)
+        was_changed, self._is_changed = self._is_changed, False
+        if self.options.aborts:
+            self._abort()
+        scheduler.update(batch, tokens, self._now)
+        num_touched = 0
+        if self.options.gaze is not None:
+            num_touched = len(self.options.gaze.touched & waiting)
+        self.reasons.update((str(r.request_id), str(r.finish_reason)) for r in step.finished)
+        self._is_changed |= bool(step.finished or step.preempted)
+        is_steady = self._last_alone and not was_changed and not preempted
+        finished = tuple(str(r.request_id) for r in step.finished)
+        self._last_alone = is_alone
+        self.decisions.append(Decision(step.index, rows, preempted, finished, cut, is_steady, num_touched, num_waiting))
+
+    def _sample(self, batch: Batch, requests: Sequence[Request]) -> list[int]:
+        rows = zip(requests, batch.samples.tolist(), strict=True)
+        return [self._numbers[str(r.request_id)].token(r.num_output_tokens) for r, samples in rows if samples]
+
+
+def elapsed_ns(batch: Batch) -> int:
+    """A millisecond a step, and ten microseconds a token."""
+    return 1_000_000 + 10_000 * int(batch.num_scheduled.sum()) if len(batch) else 1_000_000
+
+
+def predict_s(batch: Batch) -> float:
+    """What a step of the kit takes."""
+    return elapsed_ns(batch) / 1e9
