@@ -132,12 +132,13 @@ def check_policy(
     """Hold a policy to the contract, on generated states.
 
     Args:
-        policy: an object (copied for each run), a class (called without arguments), or what a config may say: a name,
-            ``name:param=value``, ``file.py:Class``, or a mapping of decisions to any of these.
+        policy: an object (for each run it is made anew from its class and parameters, where its constructor takes
+            ``params``, else copied); a class or a function that makes one, called without arguments; or what a config
+            may say: a name, ``name:param=value``, ``file.py:Class``, or a mapping of decisions to any of these.
         expected_failures: check to the reason why this policy fails it; one that passes all the same is an error.
         seed: of the generated states; the same seed gives the same states and decisions.
         checks: names of the checks to run; None: all of :data:`CHECKS`.
-        plugins: objects or classes with hookimpls that run beside the policy: wrappers, observers.
+        plugins: objects with hookimpls, or classes of such, that run beside the policy: wrappers, observers.
 
     Returns:
         What came of each check.

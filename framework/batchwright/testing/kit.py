@@ -62,15 +62,20 @@ class Kit:
         return [scenario for make, number in plans for scenario in self.scenarios(make, number)]
 
     @cached_property
-    def mutations(self) -> list[Mutation]:
-        """What hooks altered, in runs of every kind."""
+    def thorough(self) -> list[Run]:
+        """Runs of every kind in which every request is compared around every hook; they come first."""
         plans: list[tuple[Scenario, Options]] = [
             *((s, Options(is_thorough=True)) for s in self.scenarios(scenarios.roomy, 3)),
             *((s, Options(is_thorough=True)) for s in self.scenarios(scenarios.tight, 2)),
             (scenarios.roomy(self.seed, 3, self.chunks), Options(is_thorough=True, aborts=True)),
             (scenarios.roomy(self.seed, 4, self.chunks), Options(is_thorough=True, swaps=True)),
         ]
-        return [m for scenario, options in plans for m in Run(self.subject, scenario, options).mutations]
+        return [Run(self.subject, scenario, options) for scenario, options in plans]
+
+    @cached_property
+    def mutations(self) -> list[Mutation]:
+        """What hooks altered."""
+        return [m for run in self.thorough for m in run.mutations]
 
     @cached_property
     def roomy(self) -> list[Run]:
@@ -105,7 +110,7 @@ class Kit:
     @cached_property
     def reruns(self) -> list[tuple[Run, Run]]:
         """Runs, and the same again under other conditions that no decision may depend on."""
-        pairs = []
+        pairs = list(zip(self.thorough, (*self.roomy[:3], *self.tight[:2]), strict=False))
         for run in (*self.roomy[:5], *self.tight[:4]):
             junk = other_addresses(run.scenario.seed)
             with other_clocks():

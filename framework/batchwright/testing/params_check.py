@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from batchwright.errors import ConfigError
@@ -28,7 +29,7 @@ def params(kit: Kit) -> None:
         for changed in _changes(policy, values):
             _remade(policy, changed)
         if len(kit.subject.policies()) == 1 and _is_repeatable(kit):
-            copies = Subject(again, kit.subject.make_plugins())
+            copies = Subject(partial(type(again).from_values, values), kit.subject.make_plugins())
             for run in (*kit.roomy[:2], *kit.tight[:1]):
                 other = Run(copies, run.scenario, run.options)
                 same("the same decisions of from_values(params.model_dump())", run, other)

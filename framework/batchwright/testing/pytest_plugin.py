@@ -69,7 +69,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         subjects = [subject for text in asked for subject in find_subjects(text, installed)]
     except BatchwrightError as error:
         raise pytest.UsageError(f"--batchwright-policy: {error}") from None
+    seed = int(config.getoption("--batchwright-seed") or 0)
     for subject in subjects:
-        for check in bind_checks(subject, seed=config.getoption("--batchwright-seed")):
+        for check in bind_checks(subject, seed=seed):
             name = f"{subject.label}[{check.name}]"
             items.append(ConformanceItem.from_parent(session, name=name, check=check, label=subject.label))

@@ -139,8 +139,8 @@ def roomy(seed: int, number: int, chunks: bool) -> Scenario:
 def tight(seed: int, number: int, chunks: bool) -> Scenario:
     """Hardly more blocks than the longest request needs: decodes run out of them, and somebody must go."""
     rng = random.Random(f"tight {seed} {number}")
-    specs = tuple(_specs(rng, rng.randint(5, 9), longest_prompt=12, longest_output=16))
-    return _scenario(rng, f"tight-{number}", seed, specs, chunks, tight=(1.0, 1.4, 2.0)[number % 3])
+    specs = tuple(_specs(rng, rng.randint(6, 9), longest_prompt=12, longest_output=20))
+    return _scenario(rng, f"tight-{number}", seed, specs, chunks, tight=(1.0, 1.5, 1.8)[number % 3])
 
 
 def steady(seed: int, number: int, chunks: bool) -> Scenario:

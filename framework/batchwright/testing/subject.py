@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from batchwright.active_policy import ActivePolicy, is_policy_class
@@ -13,8 +13,8 @@ from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
 from batchwright.resolve import resolve_policy
 
-PolicyLike = Policy | type[Policy] | str | Mapping[str, Any]
-"""A policy object, a class, or what a config may say: a name, ``name:param=value``, ``file.py:Class``, a composite."""
+PolicyLike = Policy | type[Policy] | Callable[[], Policy] | str | Mapping[str, Any]
+"""What can be checked: see :func:`batchwright.testing.check_policy`."""
 
 
 class Subject:
@@ -36,9 +36,9 @@ class Subject:
         """Takes a policy and plugins.
 
         Args:
-            policy: an object is copied for each run; a class is called without arguments; anything else is read as
-                in a config.
-            plugins: objects, which are copied, or classes, which are called; they run in every engine of the kit.
+            policy: an object is made anew from its class and parameters (where its constructor takes ``params``; else
+                it is copied); a class or a function is called without arguments; anything else is read as in a config.
+            plugins: objects, which are copied, or classes or functions, which are called; they run in every engine.
             spec: how a command line names it, where ``policy`` does not say.
             installed: plugins loaded already.
 
@@ -47,36 +47,58 @@ class Subject:
             PluginError: a hook of it is wrong.
         """
         self.spec = policy if isinstance(policy, str) else spec
-        self._object = _copy(policy) if isinstance(policy, Policy) else None
-        self._class: type[Policy] | None = policy if is_policy_class(policy) else None  # type: ignore[assignment]
-        self._plugins = [plugin if inspect.isclass(plugin) else _copy(plugin) for plugin in plugins]
-        self._recipe: ActivePolicy | None = None
-        if self._object is None and self._class is None:
-            if not isinstance(policy, (str, Mapping)):
-                raise ConfigError(f"check a policy object, a policy class, or what a config may say, not {policy!r}")
-            self._recipe = resolve_policy(policy, installed if installed is not None else load_plugins())
+        self._make: Callable[[], ActivePolicy]
+        if isinstance(policy, (str, Mapping)):
+            recipe = resolve_policy(policy, installed if installed is not None else load_plugins())
+            self._make = lambda: _remake(recipe)
+        else:
+            make = _maker(policy)
+            self._make = lambda: ActivePolicy.of(make())
+        self._plugins: list[Any] = [plugin if _is_called(plugin) else _copy(plugin) for plugin in plugins]
         made = self.make()
         self.label = self.spec if self.spec is not None else made.name
 
     def make(self) -> ActivePolicy:
         """A fresh policy."""
-        if self._object is not None:
-            return ActivePolicy.of(_copy(self._object))
-        if self._class is not None:
-            return ActivePolicy.of(self._class())
-        assert self._recipe is not None
-        recipe = self._recipe
-        fresh = {id(p): type(p)(p.params) for p in recipe.slots.values()}
-        names = {id(part.policy): name for name, part in recipe.parts.items()}
-        return ActivePolicy({hook: (names[id(p)], fresh[id(p)]) for hook, p in recipe.slots.items()})
+        return self._make()
 
     def make_plugins(self) -> list[Any]:
         """Fresh plugins."""
-        return [plugin() if inspect.isclass(plugin) else _copy(plugin) for plugin in self._plugins]
+        return [plugin() if _is_called(plugin) else _copy(plugin) for plugin in self._plugins]
 
     def policies(self) -> list[Policy]:
         """A fresh object of each policy of it; one, unless it is a composite."""
         return [part.policy for part in self.make().parts.values()]
+
+
+def _maker(policy: Any) -> Callable[[], Policy]:
+    if isinstance(policy, Policy):
+        kind, params = type(policy), policy.params
+        if "params" in inspect.signature(kind).parameters:
+            return lambda: kind(params)
+        original = _copy(policy)
+        return lambda: _copy(original)
+    make: Callable[[], Policy] = policy
+    if is_policy_class(policy):
+        return make
+    made = make() if callable(policy) and not inspect.isclass(policy) else None
+    if not isinstance(made, Policy):
+        raise ConfigError(
+            f"check a policy object, a policy class, a function that makes a policy, or what a config may say, not "
+            f"{policy!r}"
+        )
+    return make
+
+
+def _remake(recipe: ActivePolicy) -> ActivePolicy:
+    """The same policies with the same parameters in the same slots."""
+    fresh = {id(p): type(p).from_values(p.params.model_dump()) for p in recipe.slots.values()}
+    names = {id(part.policy): name for name, part in recipe.parts.items()}
+    return ActivePolicy({hook: (names[id(p)], fresh[id(p)]) for hook, p in recipe.slots.items()})
+
+
+def _is_called(plugin: Any) -> bool:
+    return inspect.isclass(plugin) or inspect.isfunction(plugin)
 
 
 def _copy(value: Any) -> Any:
@@ -85,5 +107,5 @@ def _copy(value: Any) -> Any:
     except Exception as error:
         raise ConfigError(
             f"{type(value).__name__} cannot be copied ({type(error).__name__}: {error}), and each run needs a fresh "
-            "one: give the class, or a name"
+            "one: give the class, a function that makes it, or a name"
         ) from error
