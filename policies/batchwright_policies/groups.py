@@ -112,13 +112,14 @@ class Groups(Generic[Group]):
         """Requests, first to last, as far as one looks; a group is ranked anew after each request of it."""
         seen: set[Group] = set()  # a request that is evicted meanwhile may bring its group up again
         groups = (group for group in self._order.in_order() if group not in seen)
-        group = next(groups, None)
+        nobody: Any = object()  # None is a group too
+        group = next(groups, nobody)
         begun: list[tuple[Any, Request, Group, Iterator[Request]]] = []  # groups with more, by the next request's place
-        while group is not None or begun:
-            if group is not None and (not begun or self._place(group) < begun[0][0]):
+        while group is not nobody or begun:
+            if group is not nobody and (not begun or self._place(group) < begun[0][0]):
                 mine, requests = group, self._members[group].in_order()
                 seen.add(mine)
-                request, group = next(requests), next(groups, None)
+                request, group = next(requests), next(groups, nobody)
             else:
                 _, request, mine, requests = heapq.heappop(begun)
             yield request

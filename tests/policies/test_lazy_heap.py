@@ -137,6 +137,15 @@ def test_groups_by_rank_then_arrival_and_within_by_arrival():
     assert names(groups.oldest(50)) == ["b1", "b2", "c1", "a1", "a2"]
 
 
+def test_none_is_a_group_too():
+    groups: Groups[str | None] = Groups(lambda r: r.client_id, lambda group, _: 0)
+    for index in range(3):
+        made = Request(f"r{index}", [1], client_id=None if index % 2 == 0 else "b")
+        made.arrival_index = index
+        groups.push(made)
+    assert names(groups.in_order()) == ["r0", "r1", "r2"]
+
+
 def test_an_emptied_group_is_forgotten_and_a_fallen_rank_is_told():
     served = {"a": 1.0, "b": 0.0}
     groups: Groups[str | None] = Groups(lambda r: r.client_id, lambda group, _: served[group or ""])
