@@ -23,7 +23,7 @@ from batchwright.errors import BackendError, ConfigError
 from batchwright_backends.torch import check, memory, probe
 from batchwright_backends.torch.attention import AttentionLayer, PagedStep, attending
 from batchwright_backends.torch.inputs import StepInputs
-from batchwright_backends.torch.kernels.choice import choose
+from batchwright_backends.torch.kernels.choice import Choice, choose
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kv_cache import KVCache
 from batchwright_backends.torch.loading import LoadedModel, load
@@ -62,6 +62,7 @@ class TorchBackend(Backend):
         layers: its attention layers, by the module that calls.
         cache: K and V.
         kernel: which attention kernel runs.
+        choice: why it does.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TorchBackend(Backend):
         name: str,
         loaded: LoadedModel,
         layers: Mapping[torch.nn.Module, AttentionLayer],
-        kernel: AttentionKernel,
+        choice: Choice,
         cache: KVCache,
         capacity: Capacity,
     ) -> None:
@@ -78,7 +79,8 @@ class TorchBackend(Backend):
         self.clock = RealClock()
         self.model: Any = loaded.model
         self.layers = layers
-        self.kernel = kernel
+        self.choice = choice
+        self.kernel: AttentionKernel = choice.kernel
         self.cache: KVCache = cache
         self._capacity = capacity
         self._device: torch.device = loaded.model.device
@@ -113,8 +115,8 @@ class TorchBackend(Backend):
         with _memory_errors(f"loading {name}"):
             loaded = load(source, dtype, device)
             layers = probe.run(loaded.model, PROBE_TOKENS)
-            kernel = choose(options.attention, device, dtype, settings.block_size, list(layers.values()))
-            block_size = settings.block_size or kernel.default_block_size
+            choice = choose(options.attention, device, dtype, settings.block_size, list(layers.values()))
+            block_size = settings.block_size or choice.kernel.default_block_size
             max_model_len = _max_model_len(settings.max_model_len, loaded)
             cache = _make_cache(settings, options, loaded, layers, block_size, max_model_len)
         text = loaded.model.config.get_text_config()
@@ -125,12 +127,10 @@ class TorchBackend(Backend):
             vocab_size=int(text.vocab_size),
             eos_token_ids=loaded.eos_token_ids,
         )
-        backend = cls(name, loaded, layers, kernel, cache, capacity)
+        backend = cls(name, loaded, layers, choice, cache, capacity)
         if options.check_logits:
             check.compare_with_eager(backend.model, backend.logits, capacity, list(layers.values()))
-        logger.info(
-            "%s: %s, %s blocks of %s tokens, attention %s", name, dtype, cache.num_blocks, block_size, kernel.name
-        )
+        logger.info("%s: %s, %s blocks of %s tokens, %s", name, dtype, cache.num_blocks, block_size, choice)
         return backend
 
     def capacity(self) -> Capacity:

@@ -15,7 +15,8 @@ class TorchOptions(BaseModel):
 
     Attributes:
         dtype: of weights, activations and KV cache; None: float32 on CPU, bfloat16 on CUDA.
-        attention: kernel of the paged attention; ``auto`` takes flash_attn where it runs, else sdpa.
+        attention: kernel of the paged attention; ``auto`` takes the first of flash_attn, varlen, triton, sdpa that can
+            run the model here.
         kv_cache_gib: size of the KV cache in GiB. None: on CPU 1 GiB, or what ``memory_fraction`` of the free memory
             allows if that is less; on CUDA what is left of ``memory_fraction`` after a step at full size.
         memory_fraction: of the memory that is free on CPU, or of all memory on CUDA, what model and KV cache may use.
@@ -27,7 +28,7 @@ class TorchOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    attention: Literal["auto", "sdpa", "flash_attn"] = "auto"
+    attention: Literal["auto", "flash_attn", "varlen", "triton", "sdpa"] = "auto"
     kv_cache_gib: float | None = Field(default=None, gt=0)
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
     num_threads: int | None = Field(default=None, ge=1)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,21 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is fir
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 pytest.importorskip("transformers", reason="the extra 'torch' is not installed")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
 VOCABULARY = 199
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny models gain nothing from a second thread, and lose much where other work has the cores."""
+    before = torch.get_num_threads()
+    if "smollm2_folder" not in request.fixturenames:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 # Tiny models with random weights. The large initializer_range keeps the two best logits apart, so that greedy tokens do
 # not hang on rounding; windows, caps and sinks are such that they matter at these lengths.

@@ -181,7 +181,7 @@ def test_settings_out_of_range(folders: Make) -> None:
         ({"kv_cache_gib": 0}, {}, ConfigError, "kv_cache_gib is 0: input should be greater than 0"),
         ({"num_threads": 0}, {}, ConfigError, "num_threads is 0"),
         ({"attention": "flash"}, {}, ConfigError, "attention is 'flash'"),
-        ({"attention": "flash_attn"}, {}, BackendError, "it needs a CUDA device; use attention: sdpa, or auto"),
+        ({"attention": "flash_attn"}, {}, BackendError, "(Ampere) or newer. Use attention: sdpa, or auto"),
         ({"kv_cache_gib": 1e-7}, {}, ConfigError, "kv_cache_gib is 1e-07, and a block of 16 tokens takes 6.0 KiB"),
         ({"kv_cache_gib": 1.0}, {"num_blocks": 5}, ConfigError, "give one"),
         ({"kv_cache_gib": 1e6}, {}, ConfigError, "are free; lower it (at most"),

@@ -1,15 +1,15 @@
 """flash-attn 2 on CUDA: its kernels read the block tables themselves, so nothing is gathered.
 
-Interface as of flash-attn 2.7 (https://github.com/Dao-AILab/flash-attention, ``flash_attn_interface.py``): paged K and
-V are [blocks, block size, KV heads, width] with a block size that is a multiple of 256; the causal mask is aligned to
-the last key. Tested against a stand-in that checks and computes the same; not yet run on a GPU.
+Interface as of flash-attn 2.7 to 2.8 (https://github.com/Dao-AILab/flash-attention, ``flash_attn_interface.py``): paged
+K and V are [blocks, block size, KV heads, width] with a block size that is a multiple of 256; the causal mask is
+aligned to the last key. Tested against a stand-in that checks and computes the same; not yet run on a GPU.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,19 @@ import torch
 from numpy.typing import NDArray
 
 from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.kernels.demand import HALF, Abilities, Demand
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
+from batchwright_backends.torch.kernels.rows import Rows, last_contiguous, window_size
 
 if TYPE_CHECKING:
     from batchwright_backends.torch.attention import AttentionLayer
     from batchwright_backends.torch.kv_cache import KVCache
 
 PAGE = 256
-MAX_WIDTH = 256
+LEAST_GENERATION = 8
+ABILITIES = Abilities(
+    dtypes=HALF, block_multiple=PAGE, width_multiple=8, max_width=256, unequal_widths=False, sinks=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +39,20 @@ class Part:
 
     Attributes:
         tokens: int64, places of their tokens among the step's; None: all of them.
-        starts: int32[rows + 1], as ``StepInputs.starts`` for these rows.
+        rows: their arrays.
         key_starts: int32[rows + 1], sums of the context lengths.
-        context_lens: int32[rows].
-        block_table: int32[rows, widest].
-        max_tokens: of a row.
-        max_keys: of a row.
     """
 
     tokens: torch.Tensor | None
-    starts: torch.Tensor
+    rows: Rows
     key_starts: torch.Tensor
-    context_lens: torch.Tensor
-    block_table: torch.Tensor
-    max_tokens: int
-    max_keys: int
 
 
-class FlashAttention(AttentionKernel):
+class FlashAttention2(AttentionKernel):
     """Rows of one token go through ``flash_attn_with_kvcache``, which splits their keys; the others through varlen."""
 
     name = "flash_attn"
+    title = "flash_attn 2"
     default_block_size = PAGE
 
     def __init__(self) -> None:
@@ -63,23 +61,13 @@ class FlashAttention(AttentionKernel):
         self._with_kvcache: Callable[..., torch.Tensor] = flash_attn.flash_attn_with_kvcache
 
     @staticmethod
-    def refusal(
-        device: torch.device, dtype: torch.dtype, block_size: int | None, layers: Sequence[AttentionLayer]
-    ) -> str | None:
+    def refusal(demand: Demand) -> str | None:
         """See :class:`AttentionKernel`."""
-        if device.type != "cuda":
-            return "it needs a CUDA device"
+        if demand.generation is None or demand.generation < LEAST_GENERATION:
+            return "it needs an NVIDIA GPU of compute capability 8.0 (Ampere) or newer"
         if importlib.util.find_spec("flash_attn") is None:
-            return "it is not installed (pip install 'batchwright[flash-attn]')"
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"it needs dtype float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
-        if block_size is not None and block_size % PAGE:
-            return f"it needs a block_size that is a multiple of {PAGE}, not {block_size}"
-        if any(layer.key_width != layer.value_width for layer in layers):
-            return "it needs K and V of one width"
-        if any(layer.key_width % 8 or layer.key_width > MAX_WIDTH for layer in layers):
-            return f"it needs a head width that is a multiple of 8, up to {MAX_WIDTH}"
-        return None
+            return "flash-attn 2 is not installed (pip install 'batchwright[flash-attn]')"
+        return ABILITIES.lacks(demand)
 
     def plan(self, inputs: StepInputs, cache: KVCache) -> list[Part]:
         """See :class:`AttentionKernel`."""
@@ -98,42 +86,35 @@ class FlashAttention(AttentionKernel):
         return out
 
     def _call(self, part: Part, layer: AttentionLayer, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        rows = part.rows
         common: dict[str, Any] = {
             "softmax_scale": layer.scaling,
             "causal": True,
-            # A window here is what lies to the left of the token, without itself.
-            "window_size": (-1, -1) if layer.window is None else (layer.window - 1, 0),
+            "window_size": window_size(layer, everything=-1),
             "softcap": layer.softcap or 0.0,
-            "block_table": part.block_table,
+            "block_table": rows.block_table,
         }
-        keys, values = cache.keys[layer.index], cache.values[layer.index]
-        if part.max_tokens == 1:
+        query, keys, values = last_contiguous(query), cache.keys[layer.index], cache.values[layer.index]
+        if rows.max_tokens == 1:
             q = query.unsqueeze(1)
-            return self._with_kvcache(q, keys, values, cache_seqlens=part.context_lens, **common).squeeze(1)
+            return self._with_kvcache(q, keys, values, cache_seqlens=rows.context_lens, **common).squeeze(1)
         return self._varlen(
-            query.contiguous(),
+            query,
             keys,
             values,
-            cu_seqlens_q=part.starts,
+            cu_seqlens_q=rows.starts,
             cu_seqlens_k=part.key_starts,
-            max_seqlen_q=part.max_tokens,
-            max_seqlen_k=part.max_keys,
+            max_seqlen_q=rows.max_tokens,
+            max_seqlen_k=rows.max_keys,
             **common,
         )
 
 
-def _part(inputs: StepInputs, rows: NDArray[np.bool_], device: torch.device) -> Part:
-    counts, lens = np.diff(inputs.starts)[rows], inputs.context_lens[rows]
-
-    def to(array: NDArray[Any], dtype: type) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=dtype)).to(device)
-
+def _part(inputs: StepInputs, chosen: NDArray[np.bool_], device: torch.device) -> Part:
+    places = np.flatnonzero(np.repeat(chosen, np.diff(inputs.starts)))
+    key_starts = np.concatenate(([0], np.cumsum(inputs.context_lens[chosen]))).astype(np.int32)
     return Part(
-        tokens=None if rows.all() else to(np.flatnonzero(np.repeat(rows, np.diff(inputs.starts))), np.int64),
-        starts=to(np.concatenate(([0], np.cumsum(counts))), np.int32),
-        key_starts=to(np.concatenate(([0], np.cumsum(lens))), np.int32),
-        context_lens=to(lens, np.int32),
-        block_table=to(inputs.block_tables[rows], np.int32),
-        max_tokens=int(counts.max()),
-        max_keys=int(lens.max()),
+        tokens=None if chosen.all() else torch.from_numpy(places).to(device),
+        rows=Rows.of(inputs, device, chosen),
+        key_starts=torch.from_numpy(key_starts).to(device),
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.kernels.demand import Demand
 
 if TYPE_CHECKING:
     from batchwright_backends.torch.attention import AttentionLayer
@@ -20,18 +20,23 @@ class AttentionKernel(ABC):
 
     Attributes:
         name: as in the option ``attention``.
+        title: as in messages; more exact than ``name`` where two kernels share it.
         default_block_size: where the config leaves it open.
     """
 
     name: str
+    title: str
     default_block_size: int = 16
 
     @staticmethod
     @abstractmethod
-    def refusal(
-        device: torch.device, dtype: torch.dtype, block_size: int | None, layers: Sequence[AttentionLayer]
-    ) -> str | None:
-        """None, or in one clause why it cannot run this model here."""
+    def refusal(demand: Demand) -> str | None:
+        """None, or in one clause why it cannot do what is demanded here."""
+
+    @classmethod
+    def make(cls, demand: Demand) -> AttentionKernel:
+        """The kernel, for a demand that it does not refuse."""
+        return cls()
 
     @abstractmethod
     def plan(self, inputs: StepInputs, cache: KVCache) -> Any:

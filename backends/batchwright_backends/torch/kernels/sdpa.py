@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 
 from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.kernels.demand import Demand
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 
 if TYPE_CHECKING:
@@ -174,12 +175,10 @@ def gather(pieces: Sequence[Piece], block_size: int, max_keys: int) -> list[list
 class ScaledDotProduct(AttentionKernel):
     """Any device, dtype, block size and head width; windows, soft caps and sinks included."""
 
-    name = "sdpa"
+    name = title = "sdpa"
 
     @staticmethod
-    def refusal(
-        device: torch.device, dtype: torch.dtype, block_size: int | None, layers: Sequence[AttentionLayer]
-    ) -> str | None:
+    def refusal(demand: Demand) -> str | None:
         """Nothing is refused."""
         return None
 
