@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import ab, backends, config, diff, plugins, policies, replay, run
+from batchwright.cli import ab, backends, check, config, diff, new_policy, plugins, policies, replay, run
 from batchwright.cli.options import Debug
 from batchwright.cli.program import Program, show_help
 
@@ -54,6 +54,8 @@ app.command()(ab.ab)
 app.command()(run.run)
 app.command()(diff.diff)
 app.command()(replay.replay)
+app.command()(check.check)
+app.command()(new_policy.new_policy)
 app.command()(policies.policies)
 app.command()(backends.backends)
 app.command()(plugins.plugins)
