@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import islice
 
 from batchwright.lazy_heap import LazyHeap
@@ -106,6 +107,46 @@ def test_against_sorting():
             assert list(islice(heap.in_order(), most)) == sorted(inside, key=lambda k: (ranks[k], k))[:most]
         assert heap.first() == min(inside, key=lambda k: (ranks[k], k), default=None)
         assert len(heap) == len(inside)
+
+
+class Rank:
+    """A number that counts how often such are compared."""
+
+    compared = 0
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __lt__(self, other: Rank) -> bool:
+        Rank.compared += 1
+        return self.value < other.value
+
+    def __eq__(self, other: object) -> bool:
+        Rank.compared += 1
+        return isinstance(other, Rank) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_comparisons_are_logarithmic():
+    size, rng = 100_000, random.Random(3)
+    ranks = [Rank(rng.randrange(10**9)) for _ in range(size + 1)]
+    heap = LazyHeap(ranks.__getitem__)
+    heap.fill(range(size))
+
+    def comparisons(what: Callable[[], object]) -> int:
+        Rank.compared = 0
+        what()
+        return Rank.compared
+
+    most = 4 * 17  # of one operation: two comparisons of tuples on each of log2(100,000) levels, and a few
+    assert comparisons(lambda: heap.first()) <= most
+    assert comparisons(lambda: heap.push(size)) <= most
+    assert comparisons(lambda: heap.push(size // 2)) <= most
+    assert comparisons(lambda: heap.discard(7)) == 0
+    assert 0 < comparisons(lambda: list(islice(heap.in_order(), 10))) <= 2 * 10 * most
+    ranks[heap.first() or 0].value += 10**9
+    assert comparisons(lambda: heap.first()) <= most
 
 
 # Groups ---------------------------------------------------------------------------------------------------------
