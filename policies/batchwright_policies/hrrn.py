@@ -40,8 +40,8 @@ class Hrrn(Ordered):
     is what ``lpm`` orders by, and ``base_tokens`` for all the rest; the ratio orders alike in tokens and in seconds.
 
     Of two that came together the better cached goes first, and every wait ends, since a ratio grows without bound. The
-    order moves by itself, so it is not kept: a step in which there is room looks up at most ``scan`` prefixes and sorts
-    them, whatever waits.
+    order moves by itself, so it is not kept: a step costs O(residents), and where there is room the look-up and sorting
+    of at most ``scan`` prefixes, whatever waits.
     """
 
     Params = HrrnParams

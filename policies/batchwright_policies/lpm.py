@@ -41,8 +41,8 @@ class Lpm(Ordered):
     have no more than that cached, only the first is offered early: when it is computed the others hit it. Long queues
     fall back to first come, first served.
 
-    It saves the most prefill, and starves who shares nothing: set ``max_passes``, or use ``hrrn``. A step in which
-    there is room looks up at most ``fifo_above`` prefixes and sorts them, whatever waits.
+    It saves the most prefill, and starves who shares nothing: set ``max_passes``, or use ``hrrn``. A step costs
+    O(residents), and where there is room the look-up and sorting of at most ``fifo_above`` prefixes, whatever waits.
     """
 
     Params = LpmParams
