@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +25,11 @@ from batchwright_backends.torch.inputs import StepInputs
 from batchwright_backends.torch.kernels.choice import Choice, choose
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kv_cache import KVCache
-from batchwright_backends.torch.loading import LoadedModel, load
+from batchwright_backends.torch.loading import LoadedModel, load, weight_bytes
 from batchwright_backends.torch.models import resolve
 from batchwright_backends.torch.options import TorchOptions
 from batchwright_backends.torch.sampling import sample
+from batchwright_backends.torch.torch_errors import LOWER_POOL, LOWER_STEP, LOWER_WEIGHTS, torch_errors
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +112,13 @@ class TorchBackend(Backend):
         dtype = getattr(torch, options.dtype) if options.dtype else _DEFAULT_DTYPES[device.type]
         name = f"{device_name}:{settings.target}"
         source = resolve(settings.target)
-        with _memory_errors(f"loading {name}"):
+        with torch_errors(f"loading {name}", LOWER_WEIGHTS):
             loaded = load(source, dtype, device)
             layers = probe.run(loaded.model, PROBE_TOKENS)
-            choice = choose(options.attention, device, dtype, settings.block_size, list(layers.values()))
-            block_size = settings.block_size or choice.kernel.default_block_size
-            max_model_len = _max_model_len(settings.max_model_len, loaded)
-            cache = _make_cache(settings, options, loaded, layers, block_size, max_model_len)
+        choice = choose(options.attention, device, dtype, settings.block_size, list(layers.values()))
+        block_size = settings.block_size or choice.kernel.default_block_size
+        max_model_len = _max_model_len(settings.max_model_len, loaded)
+        cache = _make_cache(settings, options, loaded, layers, block_size, max_model_len)
         text = loaded.model.config.get_text_config()
         capacity = Capacity(
             num_blocks=cache.num_blocks,
@@ -128,8 +128,11 @@ class TorchBackend(Backend):
             eos_token_ids=loaded.eos_token_ids,
         )
         backend = cls(name, loaded, layers, choice, cache, capacity)
+        if device.type != "cpu" or options.attention != "auto":
+            backend.notes = (str(choice),)
         if options.check_logits:
-            check.compare_with_eager(backend.model, backend.logits, capacity, list(layers.values()))
+            with torch_errors(f"comparing the logits of {name}", LOWER_STEP, backend.held_bytes):
+                check.compare_with_eager(backend.model, backend.logits, capacity, list(layers.values()))
         logger.info("%s: %s, %s blocks of %s tokens, %s", name, dtype, cache.num_blocks, block_size, choice)
         return backend
 
@@ -142,7 +145,8 @@ class TorchBackend(Backend):
         start_ns = self.clock.now_ns()
         inputs = StepInputs.from_batch(batch)
         request_ids = [i for i, s in zip(batch.request_ids, batch.samples.tolist(), strict=True) if s]
-        with _memory_errors(f"step {batch.step_index} of {batch.num_tokens} tokens in {len(batch)} requests"):
+        what = f"running step {batch.step_index} of {batch.num_tokens} tokens in {len(batch)} requests"
+        with torch_errors(what, LOWER_STEP, self.held_bytes):
             logits = self.logits(inputs)
             if not request_ids:
                 return Submitted(None, None, request_ids, start_ns)
@@ -180,6 +184,10 @@ class TorchBackend(Backend):
                     **({"logits_to_keep": sampled} if self._keeps_logits else {}),
                 ).logits[0]
             return logits if self._keeps_logits else logits.index_select(0, sampled)
+
+    def held_bytes(self) -> dict[str, int]:
+        """What holds memory between steps."""
+        return {"weights": weight_bytes(self.model), "KV cache": self.cache.num_bytes}
 
     def close(self) -> None:
         """Give back the memory of model and KV cache. Nothing of the backend works afterwards."""
@@ -228,7 +236,7 @@ def _make_cache(
         return memory.cuda_budget(
             device,
             options.memory_fraction,
-            lambda: _discard(probe.run(model, settings.max_num_batched_tokens, max_model_len)),
+            lambda: warm_up(model, settings.max_num_batched_tokens, max_model_len),
         )
 
     free = memory.free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
@@ -236,11 +244,20 @@ def _make_cache(
     blocks = memory.num_blocks(
         settings.num_blocks, options.kv_cache_gib, free, budget, block_bytes, block_size, str(device)
     )
-    return KVCache(specs, blocks, block_size, model.dtype, device)
+    taking = f"taking {memory.size_text(blocks * block_bytes)} for a KV cache of {blocks} blocks"
+    with torch_errors(taking, LOWER_POOL, lambda: {"weights": weight_bytes(model)}):
+        return KVCache(specs, blocks, block_size, model.dtype, device)
 
 
-def _discard(_: object) -> None:
-    return None
+def warm_up(model: Any, num_tokens: int, max_model_len: int | None) -> None:
+    """Run a step of the largest size without a KV cache.
+
+    Raises:
+        BackendError: there is no memory for it.
+    """
+    what = f"running a step of max_num_batched_tokens ({num_tokens})"
+    with torch_errors(what, LOWER_STEP, lambda: {"weights": weight_bytes(model)}):
+        probe.run(model, num_tokens, max_model_len)
 
 
 def _failures(request_ids: list[str], finite: list[bool]) -> Iterator[tuple[str, str]]:
@@ -251,18 +268,3 @@ def _failures(request_ids: list[str], finite: list[bool]) -> Iterator[tuple[str,
                 "the model's logits for this request are NaN or infinite; another dtype may help (float32, or bfloat16 "
                 "in place of float16), and the weights may be damaged",
             )
-
-
-@contextmanager
-def _memory_errors(what: str) -> Iterator[None]:
-    """Errors of torch as errors of the backend, with the way on where memory ran out."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, RuntimeError, IndexError) as error:
-        text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text:
-            raise BackendError(
-                f"memory ran out while {what}: {text.splitlines()[0]}; lower max_num_batched_tokens or max_num_seqs, "
-                "or give the KV cache less (backend_options.memory_fraction, kv_cache_gib, or num_blocks)"
-            ) from error
-        raise BackendError(f"{what} failed in torch, {type(error).__name__}: {text}") from error

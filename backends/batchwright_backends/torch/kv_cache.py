@@ -61,6 +61,11 @@ class KVCache:
         width = sum(layer.num_kv_heads * (layer.key_width + layer.value_width) for layer in layers)
         return width * block_size * dtype.itemsize
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks, the null block included."""
+        return sum(pool.nbytes for pool in self._pools.values())
+
     def clear_fresh(self, slots: Longs) -> None:
         """Clear the blocks that writing ``slots`` opens and does not fill."""
         block, offset = np.divmod(slots, self.block_size)

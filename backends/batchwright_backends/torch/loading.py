@@ -18,6 +18,7 @@ from batchwright_backends.torch import probe
 from batchwright_backends.torch.attention import ATTENTION
 from batchwright_backends.torch.models import ModelSource
 from batchwright_backends.torch.tokenizer import HFTokenizer
+from batchwright_backends.torch.torch_errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,6 @@ def load(source: ModelSource, dtype: torch.dtype, device: torch.device) -> Loade
             model = AutoModelForCausalLM.from_pretrained(
                 source.path, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True, **options
             )
-        except torch.OutOfMemoryError:
-            raise
         except KeyError as error:
             if error.args[:1] != (ATTENTION,):
                 raise _cannot_load(source, error) from error
@@ -78,6 +77,8 @@ def load(source: ModelSource, dtype: torch.dtype, device: torch.device) -> Loade
                 "Gemma, GPT-2 and most others do)"
             ) from error
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise _cannot_load(source, error) from error
         tokenizer = _load_tokenizer(source, options)
     model.eval().requires_grad_(False).to(device)  # type: ignore[no-untyped-call]
@@ -90,6 +91,11 @@ def load(source: ModelSource, dtype: torch.dtype, device: torch.device) -> Loade
         max_positions=max_positions,
         steady_positions=_steady_positions(text, max_positions),
     )
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of a model's weights and buffers, shared ones once."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _cannot_load(source: ModelSource, error: Exception) -> BackendError:

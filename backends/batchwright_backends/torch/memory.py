@@ -86,7 +86,7 @@ def num_blocks(
         ConfigError: both settings are given, or more is asked for than is free.
         BackendError: there is no room for a single block.
     """
-    each = f"a block of {block_size} tokens takes {_size(block_bytes)} over all layers"
+    each = f"a block of {block_size} tokens takes {size_text(block_bytes)} over all layers"
     if wanted is not None and kv_cache_gib is not None:
         raise ConfigError(
             f"num_blocks ({wanted}) and backend_options.kv_cache_gib ({kv_cache_gib}) both size the KV cache: give one"
@@ -103,8 +103,9 @@ def num_blocks(
         fits = max(0, free_bytes // block_bytes - 1)  # one block more is kept as padding
         if blocks > fits:
             raise ConfigError(
-                f"{setting}: that takes {_size(blocks * block_bytes)} on {where} ({each}), and {_size(free_bytes)} are "
-                f"free; lower it (at most {fits} blocks fit), or choose a smaller model or dtype"
+                f"{setting}: that takes {size_text(blocks * block_bytes)} on {where} ({each}), and "
+                f"{size_text(free_bytes)} are free; lower it (at most {fits} blocks fit), or choose a smaller model or "
+                "dtype"
             )
     if not blocks:
         raise BackendError(
@@ -114,7 +115,8 @@ def num_blocks(
     return blocks
 
 
-def _size(size: float) -> str:
+def size_text(size: float) -> str:
+    """Bytes in the unit that suits them."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -16,6 +16,11 @@ from batchwright.hookspecs import hookimpl
 # Device nodes of the NVIDIA driver, of the AMD one (whose torch answers to "cuda" as well), and of WSL.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _USE_CPU = "use cpu:MODEL instead"
+# Attention kernels that need a package, in the order in which they are tried, and the packages of which one is enough.
+_ATTENTION = {
+    "flash_attn": ("flash_attn_interface", "fa3_fwd_interface", "flash_attn"),
+    "triton": ("triton",),
+}
 
 
 def missing_packages() -> str | None:
@@ -44,6 +49,12 @@ def missing_gpu() -> str | None:
     return None
 
 
+def attention_packages() -> str:
+    """In one clause, which attention kernels have their package installed. Imports none."""
+    found = [name for name, packages in _ATTENTION.items() if any(map(importlib.util.find_spec, packages))]
+    return f"attention by {' or '.join([*found, 'sdpa'])}"
+
+
 def _create(device: str, settings: BackendSettings) -> Backend:
     reason = missing_gpu() if device == "cuda" else missing_packages()
     if reason is not None:
@@ -69,7 +80,7 @@ def register_backends() -> Mapping[str, BackendEntry]:
         ),
         "cuda": BackendEntry(
             create=partial(_create, "cuda"),
-            summary=f"{model} on a GPU, by torch, with flash-attn where it is installed",
+            summary=f"{model} on a GPU, by torch; {attention_packages()}",
             syntax="cuda:MODEL",
             available=missing_gpu,
         ),

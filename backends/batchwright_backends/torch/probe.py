@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from batchwright.errors import BackendError
 from batchwright_backends.torch.attention import AttentionLayer, attending
+from batchwright_backends.torch.torch_errors import is_out_of_memory
 
 # Arguments of attention calls that change the result and that no kernel here computes.
 UNSUPPORTED = {
@@ -94,9 +95,9 @@ def run(model: Any, num_tokens: int, max_model_len: int | None = None) -> dict[t
             )
     except BackendError as error:
         raise BackendError(f"{name} cannot be run with paged attention: {error}") from error
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise BackendError(
             f"{name} cannot be run with paged attention: a step of {num_tokens} tokens failed in its modeling code, "
             f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ import torch
 
 from backends.torch.attention_cases import layer
 from batchwright.errors import BackendError
+from batchwright_backends.torch import plugin
 from batchwright_backends.torch.kernels import choice, varlen
 from batchwright_backends.torch.kernels.demand import Demand
 
@@ -154,6 +155,24 @@ def test_it_is_logged(install: Install, caplog: pytest.LogCaptureFixture) -> Non
         choice.choose("auto", torch.device("cpu"), torch.float32, None, [layer()])
     assert caplog.messages[0].startswith("attention by sdpa (attention: auto; not flash_attn 3: it needs an NVIDIA GPU")
     assert "; not triton: it needs a GPU)" in caplog.messages[0]
+
+
+def test_the_listing_names_what_is_installed(install: Install) -> None:
+    for packages, text in (
+        (["flash_attn", "triton"], "attention by flash_attn or triton or sdpa"),
+        (["fa3_fwd_interface"], "attention by flash_attn or sdpa"),
+        (["triton"], "attention by triton or sdpa"),
+        ([], "attention by sdpa"),
+    ):
+        install(*packages)
+        assert plugin.register_backends()["cuda"].summary.endswith(f"on a GPU, by torch; {text}")
+
+
+def test_results_say_what_was_chosen(make_backend: Callable[..., Any]) -> None:
+    """Unless there was nothing to choose."""
+    assert make_backend("llama").notes == ()
+    backend = make_backend("llama", attention="sdpa")
+    assert backend.notes == ("attention by sdpa (attention: sdpa)",) == (str(backend.choice),)
 
 
 def test_a_demand_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ class VarlenAttention(AttentionKernel):
         if demand.generation not in IMPLEMENTATIONS:
             return "it needs an NVIDIA GPU of compute capability 9.0 (Hopper) or 10.0 (Blackwell)"
         if not _takes_block_tables():
-            return f"varlen_attn of torch {torch.__version__} takes no block_table (2.12 is the first that does)"
+            return f"varlen_attn of torch {torch.__version__} takes no block_table (that of torch 2.13 does)"
         wanted = IMPLEMENTATIONS[demand.generation]
         if not _is_there(wanted.module):
             return (
