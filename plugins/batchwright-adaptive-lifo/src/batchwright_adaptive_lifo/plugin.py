@@ -1,0 +1,12 @@
+"""Entry point of the distribution: what it brings."""
+
+from __future__ import annotations
+
+from batchwright import Policy, hookimpl
+from batchwright_adaptive_lifo.adaptive_lifo import AdaptiveLifo
+
+
+@hookimpl
+def register_policies() -> dict[str, type[Policy]]:
+    """The one policy of this distribution; a config activates it by its name."""
+    return {"adaptive_lifo": AdaptiveLifo}
