@@ -17,7 +17,6 @@ from batchwright.limits import Limits
 from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
 from batchwright.request import Request
-from batchwright.resolve import default_policy
 from batchwright.scheduler import Scheduler
 from batchwright.testing.conditions import global_chance
 from batchwright.testing.gaze import Gaze
@@ -165,6 +164,7 @@ class Run:
             on_policy_error="fallback" if self.options.fallback else "raise",
             plugins=self.subject.make_plugins(),
             predict_s=predict_s if policy.uses_predict else None,
+            default=self.subject.make_default,
         )
 
     def _note(self, error: PolicyError) -> None:
@@ -214,7 +214,7 @@ class Run:
     def _plan_swaps(self) -> dict[int, ActivePolicy]:
         if not self.options.swaps:
             return {}
-        first, default = self._policy(), ActivePolicy.of(default_policy(), "default")
+        first, default = self._policy(), ActivePolicy.of(self.subject.make_default(), "default")
         second = self.subject.make()
         at, plan = 0, {0: default}
         for policy in (first, default, first, second):

@@ -11,7 +11,7 @@ from batchwright.active_policy import ActivePolicy, is_policy_class
 from batchwright.errors import ConfigError
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
-from batchwright.resolve import resolve_policy
+from batchwright.resolve import default_policy, resolve_policy
 
 PolicyLike = Policy | type[Policy] | Callable[[], Policy] | str | Mapping[str, Any]
 """What can be checked: see :func:`batchwright.testing.check_policy`."""
@@ -47,6 +47,8 @@ class Subject:
             PluginError: a hook of it is wrong.
         """
         self.spec = policy if isinstance(policy, str) else spec
+        self._installed = installed
+        self._default: type[Policy] | None = None
         self._make: Callable[[], ActivePolicy]
         if isinstance(policy, (str, Mapping)):
             recipe = resolve_policy(policy, installed if installed is not None else load_plugins())
@@ -65,6 +67,12 @@ class Subject:
     def make_plugins(self) -> list[Any]:
         """Fresh plugins."""
         return [plugin() if _is_called(plugin) else _copy(plugin) for plugin in self._plugins]
+
+    def make_default(self) -> Policy:
+        """A fresh default policy, for what a policy leaves open and for swaps."""
+        if self._default is None:
+            self._default = type(default_policy(self._installed))
+        return self._default()
 
     def policies(self) -> list[Policy]:
         """A fresh object of each policy of it; one, unless it is a composite."""
