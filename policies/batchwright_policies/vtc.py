@@ -49,10 +49,7 @@ class Vtc(Ranked):
             "charged w_q for each output token": "step_finished",
             "weighted: charges are divided by the client's weight": "_input_cost",
         },
-        deviations=(
-            "who was evicted is charged for its prompt once, not again for the recompute",
-            "requests without a client_id are one client",
-        ),
+        deviations=("who was evicted is charged for its prompt once, not again for the recompute",),
         evidence={"property tested": "the bound of Theorem 4.4 for two backlogged clients, weighted too"},
     )
 
@@ -79,8 +76,8 @@ class Vtc(Ranked):
         for request in self._clients.in_order():
             yield request
             if request.num_scheduled and request not in self._charged:
-                client = request.client_id
-                self._charging[client] = self._charging.get(client, 0.0) + self._input_cost(request)
+                self._charging.setdefault(request.client_id, 0.0)
+                self._charging[request.client_id] += self._input_cost(request)
 
     def _service(self, client: Client) -> float:
         return self._counters.get(client, 0.0) + self._charging.get(client, 0.0)
@@ -99,8 +96,7 @@ class Vtc(Ranked):
         self._open = Counter(r.client_id for r in everybody)
         self._counters = dict.fromkeys(self._open, 0.0)
         self._charged = {r for r in everybody if r.first_scheduled_ns is not None}
-        self._charging.clear()
-        self._left = 0.0
+        self._charging, self._left = {}, 0.0
         super().policy_attached(step)
 
     @hookimpl
@@ -117,9 +113,9 @@ class Vtc(Ranked):
         """Its client is lifted if none of its requests was waiting."""
         client = request.client_id
         self._open[client] += 1
-        counter = self._counters.setdefault(client, 0.0)
+        self._counters.setdefault(client, 0.0)
         if client not in self._clients:
-            self._counters[client] = max(counter, self._floor())
+            self._counters[client] = max(self._counters[client], self._floor())
         super().request_arrived(request)
 
     @hookimpl
