@@ -210,13 +210,13 @@ def check_whole(scheduler: Scheduler) -> None:
 def check_cache(scheduler: Scheduler) -> None:
     """The index of cached content is consistent (that content is what it says, the fake backend's tokens show)."""
     blocks = scheduler.blocks
-    indexed = Counter(blocks._index._answering.values())
-    for digest, others in blocks._index._others.items():
-        assert others and digest in blocks._index._answering
+    indexed = Counter(blocks.index._answering.values())
+    for digest, others in blocks.index._others.items():
+        assert others and digest in blocks.index._answering
         indexed.update(list(others))
     assert all(n == 1 for n in indexed.values())
-    assert [b for b in range(blocks.num_blocks) if blocks._index.registered[b]] == sorted(indexed)
-    assert all(blocks._index._hash_of[block] == digest for digest, block in blocks._index._answering.items())
+    assert [b for b in range(blocks.num_blocks) if blocks.index.registered[b]] == sorted(indexed)
+    assert all(blocks.index.hash_of(block) == digest for digest, block in blocks.index._answering.items())
 
 
 def check_empty(scheduler: Scheduler) -> None:

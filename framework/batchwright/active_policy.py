@@ -67,7 +67,7 @@ class ActivePolicy:
         self.budget_counts_decodes = (
             self.slots["admission"].budget_counts_decodes if "admission" in self.slots else False
         )
-        self.stationary = all(p.stationary for p in everybody)
+        self.stationary = all(is_stationary(p) for p in everybody)
         self.uses_predict = any(p.uses_predict for p in everybody)
 
     @classmethod
@@ -109,6 +109,20 @@ class ActivePolicy:
 
 def _snake(name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def is_stationary(policy: Policy) -> bool:
+    """Whether a policy declares itself stationary, in the class that decides or in one derived from it.
+
+    A class that decides something else than the one it inherits from must say it again.
+    """
+    if "stationary" not in vars(policy):
+        for cls in type(policy).__mro__:
+            if "stationary" in vars(cls):
+                break
+            if any(hook in vars(cls) for hook in DECISIONS):
+                return False
+    return policy.stationary
 
 
 def is_policy_class(value: object) -> bool:

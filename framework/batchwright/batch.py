@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.request import RESIDENT, Request
+from batchwright.request import Request
+
+if TYPE_CHECKING:
+    from batchwright.roster import Roster
 
 Ints = NDArray[np.int32]
 
@@ -58,18 +61,34 @@ class Batch:
         requests: Sequence[Request],
         num_scheduled: Sequence[int],
         *,
-        only_decodes: bool = False,
+        roster: Roster | None = None,
     ) -> None:
-        """Takes rows and their tokens; ``only_decodes`` says that each continues with its one last sampled token."""
+        """Takes rows and their tokens.
+
+        Args:
+            step_index: index of the step.
+            block_size: tokens of a KV block.
+            requests: the rows.
+            num_scheduled: tokens of each row that is not of the roster.
+            roster: its decodes are the first rows, one token each; None: all rows are in ``num_scheduled``.
+        """
         self.step_index = step_index
         self.block_size = block_size
-        self.num_tokens = len(requests) if only_decodes else sum(num_scheduled)
         self._requests = requests
+        self._roster = roster
+        self._order = roster.order if roster is not None else _NOBODY
+        self._steps = roster.steps if roster is not None else 0
+        self._riding = len(self._order)
         self._counts = num_scheduled
-        self._only_decodes = only_decodes
+        self.num_tokens = self._riding + sum(num_scheduled)
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @cached_property
+    def _others(self) -> Sequence[Request]:
+        """The rows behind those of the roster."""
+        return self._requests[self._riding :] if self._riding else self._requests
 
     @cached_property
     def request_ids(self) -> list[str]:
@@ -79,17 +98,24 @@ class Batch:
     @cached_property
     def num_scheduled(self) -> Ints:
         """int32[n]: tokens of each row in this step."""
-        return np.array(self._counts, dtype=np.int32)
+        return self._behind(np.ones(self._riding, dtype=np.int32), self._counts)
 
     @cached_property
     def num_computed(self) -> Ints:
         """int32[n]: tokens of each row whose K and V lie in its blocks before this step."""
-        if self._only_decodes:
-            return np.array([len(r._tokens) - 1 for r in self._requests], dtype=np.int32)
-        computed = [
-            r._computed if r._prefilling or r._state != RESIDENT else len(r._tokens) - 1 for r in self._requests
-        ]
-        return np.array(computed, dtype=np.int32)
+        return self._behind(self._lengths - 1, [r.num_computed for r in self._others])
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        """int32: tokens of the rows of the roster."""
+        return self._roster.arrays.lengths(self._order, self._steps) if self._roster is not None else _no_ints()
+
+    def _behind(self, first: NDArray[Any], others: Sequence[Any]) -> NDArray[Any]:
+        """Values of the rows of the roster, and behind them those of the others."""
+        if not others:
+            return first
+        rest = np.array(others, dtype=first.dtype)
+        return np.concatenate((first, rest)) if len(first) else rest
 
     @cached_property
     def context_lens(self) -> Ints:
@@ -99,6 +125,8 @@ class Batch:
     @cached_property
     def query_starts(self) -> Ints:
         """int32[n + 1]: row i's tokens are ``query_starts[i]:query_starts[i + 1]`` of the flat arrays."""
+        if not self._counts:
+            return np.arange(self._riding + 1, dtype=np.int32)
         starts = np.zeros(len(self) + 1, dtype=np.int32)
         np.cumsum(self.num_scheduled, out=starts[1:])
         return starts
@@ -106,80 +134,90 @@ class Batch:
     @cached_property
     def samples(self) -> NDArray[np.bool_]:
         """bool[n]: rows that sample a token, since nothing is pending after this step."""
-        if self._only_decodes:
-            return np.ones(len(self), dtype=np.bool_)
-        known = np.array([len(r._tokens) for r in self._requests], dtype=np.int32)
-        return np.equal(self.context_lens, known)
+        ends = [r.num_computed + n == r.num_tokens for r, n in zip(self._others, self._counts, strict=True)]
+        return self._behind(np.ones(self._riding, dtype=np.bool_), ends)
 
     @cached_property
     def is_decode(self) -> NDArray[np.bool_]:
         """bool[n]: rows that continue a request with its one last sampled token."""
-        if self._only_decodes:
-            return np.ones(len(self), dtype=np.bool_)
-        return np.array([not r.is_prefilling for r in self._requests], dtype=np.bool_)
+        return self._behind(np.ones(self._riding, dtype=np.bool_), [not r.is_prefilling for r in self._others])
 
     @cached_property
     def token_ids(self) -> Ints:
         """int32[T]: the tokens to compute."""
-        parts = [
-            r._tokens[r.num_computed : r.num_computed + n] for r, n in zip(self._requests, self._counts, strict=True)
-        ]
-        return np.concatenate([np.frombuffer(p, dtype=np.int32) for p in parts]) if parts else _no_ints()
+        parts = [self._roster.last_tokens(self._order)] if self._roster is not None else []
+        for request, n in zip(self._others, self._counts, strict=True):
+            first = request.num_computed
+            parts.append(np.frombuffer(request._tokens[first : first + n], dtype=np.int32))
+        return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _no_ints()
 
     @cached_property
     def positions(self) -> Ints:
         """int32[T]: place of each token in its request, from 0."""
+        if not self._counts:
+            return self.num_computed
         offset = np.repeat(self.num_computed - self.query_starts[:-1], self.num_scheduled)
         return (np.arange(self.num_tokens, dtype=np.int32) + offset).astype(np.int32, copy=False)
 
     @cached_property
     def block_tables(self) -> Ints:
         """int32[n, widest]: KV blocks of each row in order; unused places are 0."""
-        tables = [r.block_table for r in self._requests]
-        out = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int32)
-        for row, table in zip(out, tables, strict=True):
+        first = self._roster.arrays.block_tables(self._order) if self._roster is not None else None
+        if first is not None and not self._counts:
+            return first
+        tables = [r.block_table for r in self._others]
+        widest = max(first.shape[1] if first is not None else 0, max(map(len, tables), default=0))
+        out = np.zeros((len(self), widest), dtype=np.int32)
+        if first is not None:
+            out[: self._riding, : first.shape[1]] = first
+        for row, table in zip(out[self._riding :], tables, strict=True):
             row[: len(table)] = table
         return out
 
     @cached_property
     def slots(self) -> NDArray[np.int64]:
         """int64[T]: where each token's K and V go: block id * block_size + offset in the block."""
-        rows = np.repeat(np.arange(len(self)), self.num_scheduled)
+        rows = np.repeat(np.arange(len(self)), self.num_scheduled) if self._counts else np.arange(self._riding)
         block, offset = np.divmod(self.positions, self.block_size)
         return self.block_tables[rows, block].astype(np.int64) * self.block_size + offset
 
     @cached_property
-    def _sampling_requests(self) -> Sequence[Request]:
-        if self._only_decodes:
-            return self._requests
-        return [r for r, s in zip(self._requests, self.samples.tolist(), strict=True) if s]
+    def _sampling_others(self) -> Sequence[Request]:
+        return [r for r, s in zip(self._others, self.samples[self._riding :].tolist(), strict=True) if s]
 
     @cached_property
     def seeds(self) -> NDArray[np.uint64]:
         """uint64[m]: as in ``sampling``, for a backend that needs no more of it."""
-        return np.array([r._seed for r in self._sampling_requests], dtype=np.uint64)
+        return self._column("seed", np.uint64, [r._seed for r in self._sampling_others])
 
     @cached_property
     def output_indices(self) -> NDArray[np.int64]:
         """int64[m]: as in ``sampling``, for a backend that needs no more of it."""
-        return np.array([len(r._tokens) - r.num_prompt_tokens for r in self._sampling_requests], dtype=np.int64)
+        first = np.zeros(0, dtype=np.int64)
+        if self._roster is not None:
+            first = self._roster.arrays.num_outputs(self._order, self._steps)
+        return self._behind(first, [r.num_output_tokens for r in self._sampling_others])
+
+    def _column(self, name: str, dtype: type, others: Sequence[Any]) -> NDArray[Any]:
+        if self._roster is not None:
+            return self._behind(self._roster.arrays.sampling(name, self._order), others)
+        return np.array(others, dtype=dtype)
 
     @cached_property
     def sampling(self) -> SamplingArrays:
         """Sampling parameters of the rows of ``samples``."""
-        params = [r.sampling_params for r in self._sampling_requests]
-
-        def column(values: list[Any], dtype: type) -> NDArray[Any]:
-            return np.array(values, dtype=dtype)
-
+        params = [r.sampling_params for r in self._sampling_others]
         return SamplingArrays(
-            temperature=column([p.temperature for p in params], np.float32),
-            top_k=column([p.top_k or 0 for p in params], np.int32),
-            top_p=column([p.top_p for p in params], np.float32),
-            min_p=column([p.min_p for p in params], np.float32),
+            temperature=self._column("temperature", np.float32, [p.temperature for p in params]),
+            top_k=self._column("top_k", np.int32, [p.top_k or 0 for p in params]),
+            top_p=self._column("top_p", np.float32, [p.top_p for p in params]),
+            min_p=self._column("min_p", np.float32, [p.min_p for p in params]),
             seed=self.seeds,
             output_index=self.output_indices,
         )
+
+
+_NOBODY = np.zeros(0, dtype=np.intp)
 
 
 def _no_ints() -> Ints:

@@ -6,15 +6,16 @@ This is the contract of one step, made fast: ``batchwright.testing.reference`` s
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Literal
 
 from batchwright.errors import PolicyError
 from batchwright.prefix_index import UNSHARED
 from batchwright.queues import put_first
 from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING, Request
-from batchwright.rules import Rules
+from batchwright.rules import NO_MORE, Rules
 from batchwright.state import State
-from batchwright.step import Step
+from batchwright.step import NOBODY, Step
 
 
 class BatchBuilder:
@@ -29,61 +30,77 @@ class BatchBuilder:
         Raises:
             PolicyError: the policy broke a rule; ``undo`` and ``commit`` make the state whole again.
         """
+        if self._state.steady and self._ride(step, rules):
+            return
         running = step.running
         barren = 0  # offers in a row that brought nothing
         enough = 10 * (len(self._state.queue) + len(self._state.residents)) + 1000
         offers = rules.admission(step)
         try:
-            for offer in offers:
+            while (offer := rules.next_offer(step, offers)) is not NO_MORE:
                 before = len(step.batch)
-                if offer is running and self._take_all(step, rules):
+                if (offer is running or offer is step._decodes) and self._ride(step, rules):
+                    if offer is running and step.prefilling:
+                        self._offer_each(step, rules, step.prefilling)
+                    barren = 0
                     continue
                 if isinstance(offer, Request):
                     self._offer(step, rules, offer)
-                else:
+                elif offer is not NOBODY:
                     self._offer_each(step, rules, offer)
                 barren = 0 if len(step.batch) != before else barren + 1
                 if barren > enough:
                     message = f"{barren} offers in a row brought nobody into the batch; does it ever end?"
                     raise rules.error(step, "admission", "endless", message)
         finally:
-            offers.close()  # type: ignore[attr-defined]
+            rules.close(step, offers)
         # Evicting only whom it admitted itself, a policy could go round for ever; a fallback takes what it finds.
         if not step.batch and not any(fallback or victim in self._state.residents for victim in step.preempted):
             raise self._stalled(step, rules)
 
-    def _take_all(self, step: Step, rules: Rules) -> bool:
-        """All residents at once, when all are decodes and there is room: no question is left to ask."""
-        n = len(self._state.residents)
-        if step.batch or step.preempted or self._state.prefilling or n > self._state.limits.max_num_seqs:
+    def _ride(self, step: Step, rules: Rules) -> bool:
+        """All decodes at once, where there is room for all: no question is left to ask."""
+        state, roster = self._state, self._state.roster
+        n = len(state.residents) - len(state.prefilling)
+        if not n or step.batch or step.preempted or n > state.limits.max_num_seqs:
             return False
         if rules.counts_decodes and n > step.budget:
             return False
-        everybody = list(self._state.residents)
-        blocks = self._state.blocks
-        growing = self._state.growing
-        if growing is None:
-            growing = [r for r in everybody if len(r._tokens) > r._room]
-        elif growing:
-            growing = [r for r in growing if r._state == RESIDENT]
-        if len(growing) > blocks.num_free:
+        if state.num_apart:
+            state.num_apart -= 1
             return False
-        for request in growing:
-            blocks.append(request)
-            step._grown[request] = 1
-        if self._state.early:
-            size, filling = blocks.block_size, self._state.filling
-            for request in everybody if filling is None else filling:
-                if not request.num_tokens % size and request._state == RESIDENT:
-                    step._fresh[request] = blocks.register(request, request.num_tokens)
-        self._state.growing = self._state.filling = None
-        self._state.whole = True
-        step.batch.extend(everybody)
-        step._whole = True
-        step.num_decodes = n
+        if roster.count != n:
+            roster.enter(self._newcomers(n - roster.count))
+        if state.prefilling and next(iter(state.prefilling))._admission < roster.newest._admission:
+            return False  # a prompt stands between decodes
+        blocks = state.blocks
+        if len(roster.growing) > blocks.num_free:
+            return False
+        if roster.growing:
+            blocks.append_each(roster.growing)
+            roster.arrays.grew(roster.growing)
+            step._grown = dict.fromkeys(roster.growing, 1)
+        for request in roster.filling:
+            if request.num_tokens // blocks.block_size > request._num_registered:
+                step._fresh[request] = blocks.index.register_next(request, roster.block_tokens(request))
+            roster.filled(request)
+        roster.growing, roster.filling = [], []
+        roster.advancing = True
+        step.batch.extend(islice(state.residents, n) if state.prefilling else state.residents)
+        step._num_riding = step.num_decodes = n
         if rules.counts_decodes:
             step.budget -= n
         return True
+
+    def _newcomers(self, num: int) -> list[Request]:
+        """The decodes that are not on the roster, so many, in order of admission; most often they are the newest."""
+        found = []
+        for request in reversed(self._state.residents):
+            if request._row < 0 and not request._prefilling:
+                found.append(request)
+                if len(found) == num:
+                    break
+        return found[::-1]
 
     def _offer_each(self, step: Step, rules: Rules, offers: Iterable[Request]) -> None:
         """A sequence of offers. Decodes that need nothing go in at once."""
@@ -99,10 +116,10 @@ class BatchBuilder:
                 and not request._prefilling
                 and request._state == RESIDENT
                 and not request._scheduled
-                and not state.whole
-                and len(request._tokens) <= request._room
+                and request._row < 0
+                and len(request._known) <= request._room
                 and (step.budget > 0 or not counts)
-                and not (state.early and len(request._tokens) % size == 0)
+                and not (state.early and len(request._known) % size == 0)
             ):
                 request._scheduled = 1
                 batch.append(request)
@@ -119,6 +136,8 @@ class BatchBuilder:
         if request._state == PREEMPTED or len(step.batch) >= self._state.limits.max_num_seqs:
             return
         if request._state == RESIDENT:
+            if request._row >= 0:
+                self._state.disband(step)
             self._offer_resident(step, rules, request)
         else:
             while self._offer_waiting(step, rules, request):
@@ -238,9 +257,10 @@ class BatchBuilder:
         step._admitted.pop(victim, None)
         if victim.num_scheduled:
             self._take_out(step, rules, victim)
+        if victim._row >= 0:
+            self._state.roster.leave(victim)
         self._state.blocks.deallocate(victim)
         victim._high_water = max(victim._high_water, victim.num_computed)
-        victim._last_token_ns = victim.last_token_ns
         victim._state = PREEMPTED
         victim._prefilling = False
         victim.num_computed = 0
@@ -254,8 +274,8 @@ class BatchBuilder:
 
     def _take_out(self, step: Step, rules: Rules, request: Request) -> None:
         """Take a request out of the batch; what it was charged goes back."""
-        self._state.part_whole()
-        step._whole = False
+        if self._state.roster.advancing:
+            self._state.disband(step)
         for block in step._fresh.pop(request, ()):
             self._state.blocks.unregister(block)
         step.batch.remove(request)  # rare: a victim that was scheduled already; bounded by max_num_seqs
@@ -271,7 +291,8 @@ class BatchBuilder:
     def undo(self, step: Step) -> None:
         """Give back everything the batch took, last first; evictions stay."""
         blocks = self._state.blocks
-        self._state.part_whole()
+        if self._state.roster.advancing:
+            self._state.disband(step)
         for request in reversed(step.batch):
             for block in step._fresh.pop(request, ()):
                 blocks.unregister(block)
@@ -287,7 +308,6 @@ class BatchBuilder:
             if request.num_computed < request._num_registered * blocks.block_size < UNSHARED:
                 request._num_registered = request.num_computed // blocks.block_size
         step.batch.clear()
-        step._whole = False
         step._admitted.clear()
         step._grown.clear()
         step.num_prefill_tokens = step.num_decodes = 0
@@ -313,6 +333,8 @@ class BatchBuilder:
             del self._state.queue[request]
             self._state.residents[request] = None
             self._state.prefilling[request] = None
+            self._state.num_admissions += 1
+            request._admission = self._state.num_admissions
             if request.first_scheduled_ns is None:
                 request.first_scheduled_ns = step.now
         for victim in step.preempted:

@@ -6,6 +6,7 @@ Block ids say nothing of order; block tables do. What a block holds, and how it 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class BlockManager:
         num_blocks: blocks of the pool.
         block_size: tokens of a block.
         cache: settings of the prefix cache.
+        index: what is in the blocks, and which of them can be shared.
 
     Raises:
         ConfigError: the pool is empty, or the block size below 1.
@@ -44,8 +46,8 @@ class BlockManager:
         self._free = FreeList(num_blocks)
         self._references = array("i", bytes(4 * num_blocks))
         self._all_references: NDArray[np.int32] = np.frombuffer(self._references, dtype=np.int32)  # the same memory
-        self._index = PrefixIndex(num_blocks, block_size, self.cache)
-        self._registered = self._index.registered
+        self.index = PrefixIndex(num_blocks, block_size, self.cache)
+        self._registered = self.index.registered
 
     @property
     def num_free(self) -> int:
@@ -84,13 +86,24 @@ class BlockManager:
 
     def append(self, request: Request, num_blocks: int = 1) -> None:
         """Give a resident further blocks; ``can_append`` first."""
-        registered, references = self._registered, self._references
-        for block in (self._free.take(),) if num_blocks == 1 else self._free.take_all(num_blocks):
-            if registered[block]:
-                self._index.unregister(block)
-            references[block] = 1
-            request.block_table.append(block)
+        request.block_table += self._take(num_blocks)
         request._room += num_blocks * self.block_size
+
+    def append_each(self, requests: Sequence[Request]) -> None:
+        """Give each of these residents one further block, in this order; there must be as many free."""
+        size = self.block_size
+        for request, block in zip(requests, self._take(len(requests)), strict=True):
+            request.block_table.append(block)
+            request._room += size
+
+    def _take(self, num_blocks: int) -> list[int]:
+        registered, references = self._registered, self._references
+        blocks = self._free.take_all(num_blocks)
+        for block in blocks:
+            references[block] = 1
+            if registered[block]:
+                self.index.unregister(block)
+        return blocks
 
     def take_back(self, request: Request, num_blocks: int) -> None:
         """Undo ``append``: the last blocks of a resident become free, last first."""
@@ -100,14 +113,16 @@ class BlockManager:
 
     def deallocate(self, request: Request) -> None:
         """Free all blocks of a request, last to first; shared ones stay with the others that hold them."""
-        if len(request.block_table) < _MANY:
-            for block in reversed(request.block_table):
+        table, request.block_table = request.block_table, []
+        if len(table) < _MANY:
+            for block in reversed(table):
                 self._release(block)
         else:
-            self._release_all(np.array(request.block_table[::-1], dtype=np.int32))
-        request.block_table.clear()
+            self._release_all(np.array(table[::-1], dtype=np.int32))
+        if request._run is not None:
+            request._run.end(request._num_registered)
+            request._run = None
         request._room = request._num_registered = 0
-        request._run = array("i")
 
     def _release(self, block: int) -> None:
         references = self._references
@@ -144,13 +159,13 @@ class BlockManager:
 
     def lookup(self, request: Request) -> array[int]:
         """The cached blocks of a waiting request's longest prefix; the array belongs to the core."""
-        return self._index.lookup(request) if self._enabled else array("i")
+        return self.index.lookup(request) if self._enabled else array("i")
 
     def register(self, request: Request, num_tokens: int) -> list[int]:
         """Make the full blocks among a resident's first ``num_tokens`` tokens answer look-ups; returns the new ones."""
-        return self._index.register(request, num_tokens) if self._enabled else []
+        return self.index.register(request, num_tokens) if self._enabled else []
 
     def unregister(self, block: int) -> None:
         """Forget the cached content of a block; another block with that content answers from now on."""
         if self._enabled:
-            self._index.unregister(block)
+            self.index.unregister(block)

@@ -48,6 +48,7 @@ class Decisions:
 
     Attributes:
         policy: the active policy.
+        policy_alone: no plugin decides or wraps a decision beside it.
         neutral: what answers where no plugin does.
         admission, chunking, reservation, preemption, arrival: what to call, or None where nobody implements it.
         step_started, step_finished, request_arrived, request_admitted, request_preempted, request_finished: pairs of a
@@ -108,6 +109,7 @@ class Decisions:
                 raise PluginError(f"a plugin and a policy are both named {name!r}; give one of the two another name")
             manager.register(plugin, name)
         self._manager, self.policy, self._plugins = manager, policy, plugins
+        self.policy_alone = not any(hook in DECISIONS for p in plugins.values() for hook, _ in hook_methods(p))
         self.bind()
 
     def who(self, hook: str) -> str:

@@ -43,7 +43,7 @@ class Feasibility:
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
             raise InvalidRequestError(f"{who}: num_output_tokens must be a whole number of at least 1, not {length!r}")
         if self._vocab_size is not None:
-            highest = int(np.frombuffer(request._tokens, dtype=np.int32).max())
+            highest = int(np.frombuffer(request._known, dtype=np.int32).max())
             if highest >= self._vocab_size:
                 raise InvalidRequestError(
                     f"{who}: prompt_token_ids must be in [0, {self._vocab_size}), the model's vocabulary, "

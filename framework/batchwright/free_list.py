@@ -29,17 +29,8 @@ class FreeList:
         self._all_previous: NDArray[np.int32] = np.frombuffer(self._previous, dtype=np.int32)
         self.count = num_blocks
 
-    def take(self) -> int:
-        """Remove and return the head. Never called on an empty list: the scheduler counts before it takes."""
-        following = self._next
-        block = following[-1]
-        head = following[-1] = following[block]
-        self._previous[head] = len(following) - 1
-        self.count -= 1
-        return block
-
     def take_all(self, num_blocks: int) -> list[int]:
-        """``take`` so many."""
+        """Remove and return so many from the head. There must be as many: the scheduler counts before it takes."""
         following = self._next
         block, blocks = following[-1], []
         for _ in range(num_blocks):

@@ -34,7 +34,9 @@ class Policy:
             then refused.
         budget_counts_decodes: whether a decode takes a token of the budget.
         uses_predict: whether it calls ``step.predict_s``: refused on a backend without a cost estimate.
-        stationary: with no arrival, end, eviction or abort, what the last step decided is decided again.
+        stationary: with no arrival, end, eviction or abort, what the last step decided is decided again; while nobody
+            waits and all residents decode, such a policy is not asked anew. Not inherited by a class that has decision
+            hooks of its own: it says so again.
         params: this object's parameters.
     """
 

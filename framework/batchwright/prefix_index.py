@@ -22,6 +22,9 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.request import Request
 
 _LOG_LIMIT = 8192
+BEHIND, ANSWERS = 1, 2
+_NO_BLOCKS = array("i")
+_HASH = struct.Struct("=Q")
 _TOKEN_BYTES = array("i").itemsize
 _STRIDE = 256
 """Blocks of a run that are confirmed together, at first: few enough to part early, many enough to be fast."""
@@ -29,28 +32,51 @@ UNSHARED = 2**62
 """Number of registered blocks of a request whose hash collided: more than it can have, so it registers no more."""
 
 
+class Run:
+    """Blocks that one request registered, in order; the first of them holds its block number ``start``.
+
+    While the request holds them, they are a part of its block table, which grows with it.
+    """
+
+    __slots__ = ("_blocks", "_offset", "start")
+
+    def __init__(self, table: list[int], start: int) -> None:
+        self._blocks: list[int] | array[int] = table
+        self._offset = 0
+        self.start = start
+
+    def between(self, first: int, last: int) -> array[int]:
+        """Its blocks from number ``first`` up to ``last``, as far as there are any."""
+        return array("i", self._blocks[first - self._offset : last - self._offset])
+
+    def end(self, num_registered: int) -> None:
+        """The request lets go of its blocks."""
+        self._blocks = array("i", self._blocks[self.start : num_registered])
+        self._offset = self.start
+
+
 class PrefixIndex:
     """Content of the blocks of a pool, and the look-up of prefixes in it.
 
     Attributes:
-        registered: per block, 1 where its content is known and can be shared.
+        registered: per block, whether its content is known and can be shared; ``ANSWERS`` where this block, of those
+            with equal content, is the one that is shared.
     """
 
     def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache) -> None:
         self._size = block_size
         self._newest = cache.duplicates == "newest"
-        self._split = struct.Struct(f"{block_size * _TOKEN_BYTES}s").iter_unpack
+        width = block_size * _TOKEN_BYTES
+        self._split = struct.Struct(f"{width}s").iter_unpack
         self.registered = bytearray(num_blocks)
-        self._answers = bytearray(num_blocks)  # 1: this block answers look-ups of its content
-        self._hash_of = array("Q", bytes(8 * num_blocks))
-        self._prefix_of = array("Q", bytes(8 * num_blocks))  # hash of what comes before the block; 0: nothing
-        self._run_of: list[array[int]] = [array("i")] * num_blocks  # hints; what they say is confirmed where it is used
-        self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)  # pages that are never touched take no memory
-        self._bytes = self._tokens.reshape(-1).view(np.uint8).data
-        # The same memory, for many blocks at once.
-        self._all_answers: NDArray[np.uint8] = np.frombuffer(self._answers, dtype=np.uint8)
-        self._all_hashes: NDArray[np.uint64] = np.frombuffer(self._hash_of, dtype=np.uint64)
-        self._all_prefixes: NDArray[np.uint64] = np.frombuffer(self._prefix_of, dtype=np.uint64)
+        self._all_registered: NDArray[np.uint8] = np.frombuffer(self.registered, dtype=np.uint8)  # the same memory
+        # Per block its hash, the hash of what comes before it (0: nothing), and its tokens. Side by side, since they
+        # are written together. Pages that were never touched take no memory.
+        record = struct.Struct(f"=QQ{width}s")
+        self._pack, self._unpack, self._width = record.pack_into, record.unpack_from, record.size
+        self._records = np.zeros(num_blocks, dtype=[("hash", "u8"), ("prefix", "u8"), ("tokens", "i4", block_size)])
+        self._bytes = self._records.view(np.uint8).data
+        self._run_of: list[Run] = [Run([], 0)] * num_blocks  # hints; what they say is confirmed where it is used
         self._answering: dict[int, int] = {}  # hash -> the block that answers look-ups
         self._others: dict[int, dict[int, None]] = {}  # hash -> further blocks with that content, oldest first
         # What changed since a look-up: hashes added (a count), and hashes whose answering block went or changed
@@ -108,28 +134,31 @@ class PrefixIndex:
     def _follow(self, request: Request, hits: array[int], upto: int) -> array[int]:
         """Blocks behind the last hit, to be ``upto`` blocks in all at most, as far as its run goes and is true."""
         first, size = len(hits), self._size
-        run = self._run_of[hits[-1]][first:upto]
-        n = len(run)
+        run = self._run_of[hits[-1]]
+        if first <= run.start:
+            return _NO_BLOCKS
+        chain = run.between(first, upto)
+        n = len(chain)
         if not n:
-            return run
-        index = np.frombuffer(run, dtype=np.int32)
+            return chain
+        records = self._records.take(np.frombuffer(chain, dtype=np.int32))
+        answers = self._all_registered.take(np.frombuffer(chain, dtype=np.int32)) == ANSWERS
         tokens = request._tokens[first * size : (first + n) * size].tobytes()
-        hashes = self._all_hashes.take(index)
+        hashes = records["hash"]
         prefixes = np.empty_like(hashes)
-        prefixes[0], prefixes[1:] = self._hash_of[hits[-1]], hashes[:-1]
-        theirs = self._tokens.take(index, axis=0)
+        prefixes[0], prefixes[1:] = request._hashes[first - 1], hashes[:-1]
         if (
-            theirs.tobytes() != tokens
-            or self._all_prefixes.take(index).tobytes() != prefixes.tobytes()
-            or not self._all_answers.take(index).all()
+            records["tokens"].tobytes() != tokens
+            or records["prefix"].tobytes() != prefixes.tobytes()
+            or not answers.all()
         ):
-            true = (theirs == np.frombuffer(tokens, dtype=np.int32).reshape(n, size)).all(axis=1)
-            true &= (self._all_prefixes[index] == prefixes) & (self._all_answers[index] != 0)
+            true = (records["tokens"] == np.frombuffer(tokens, dtype=np.int32).reshape(n, size)).all(axis=1)
+            true &= (records["prefix"] == prefixes) & answers
             n = int(true.argmin())
         missing = first + n - len(request._hashes)
         if missing > 0:
             request._hashes += hashes[n - missing : n].tolist()
-        return run[:n]
+        return chain[:n]
 
     def _find(self, request: Request, index: int) -> int | None:
         """The block that answers for a request's block of that index; the ones before it are hits."""
@@ -143,69 +172,60 @@ class PrefixIndex:
         return block if block is not None and self._holds(block, tokens, prefix) else None
 
     def _holds(self, block: int, tokens: bytes, prefix: int) -> bool:
-        width = len(tokens)
-        return self._prefix_of[block] == prefix and self._bytes[block * width : (block + 1) * width] == tokens
+        return self._unpack(self._bytes, block * self._width)[1:] == (prefix, tokens)
 
     def register(self, request: Request, num_tokens: int) -> list[int]:
         """Make the full blocks among a resident's first ``num_tokens`` tokens answer look-ups; returns the new ones."""
-        size, hashes = self._size, request._hashes
+        size, new = self._size, []
         first, last = request._num_registered, num_tokens // size
-        if first >= last:
-            return []
-        request._num_registered = last
-        tokens = request._tokens[first * size : last * size].tobytes()
-        prefix = hashes[first - 1] if first else 0
-        if last - first == 1:  # a decode that filled its block: the one case that runs in every step
-            if len(hashes) == first:
-                hashes.append(xxh3_64_intdigest(tokens, prefix))
-            parts: list[tuple[bytes]] = [(tokens,)]
-        else:
-            known = len(hashes) - first
-            parts = list(self._split(tokens))
-            digest = hashes[-1] if hashes else 0
-            hashes += [digest := xxh3_64_intdigest(part, digest) for (part,) in parts[known:]]
-        new = request.block_table[first:last]
-        run = request._run
-        if len(run) < first:  # it adopted hits
-            run = request._run = array("i", request.block_table[:first])
-        run[first:] = array("i", new)
-        for place, (mine,) in enumerate(parts):
-            block, digest = new[place], hashes[first + place]
-            if not self._enter(block, digest, prefix, mine):
-                request._num_registered = UNSHARED
-                return new[:place]
-            self._run_of[block] = run
-            prefix = digest
+        if first < last:
+            for (tokens,) in self._split(request._known[first * size : last * size].tobytes()):
+                registered = self.register_next(request, tokens)
+                if not registered:
+                    break
+                new += registered
         return new
 
-    def _enter(self, block: int, digest: int, prefix: int, tokens: bytes) -> bool:
-        """Make a block answer look-ups, or stand behind the one that does."""
+    def register_next(self, request: Request, tokens: bytes) -> list[int]:
+        """``register`` the next block of a resident; it is full, and these are its tokens."""
+        hashes, place = request._hashes, request._num_registered
+        block = request.block_table[place]
+        prefix = hashes[place - 1] if place else 0
+        if len(hashes) == place:
+            digest = xxh3_64_intdigest(tokens, prefix)
+            hashes.append(digest)
+        else:
+            digest = hashes[place]
         answering = self._answering.setdefault(digest, block)
         if answering == block:
             self._num_added += 1
-            self._answers[block] = 1
+            self.registered[block] = ANSWERS
         elif not self._holds(answering, tokens, prefix):
-            return False  # another prefix has this hash and keeps it: neither this block nor what follows is shared
+            # Another prefix has this hash and keeps it: neither this block nor what follows is shared.
+            request._num_registered = UNSHARED
+            return []
         elif self._newest:
             self._others.setdefault(digest, {})[answering] = None
             self._answer(digest, answering, block)
         else:
             self._others.setdefault(digest, {})[block] = None
-        self.registered[block] = 1
-        self._hash_of[block] = digest
-        self._prefix_of[block] = prefix
-        width = len(tokens)
-        self._bytes[block * width : (block + 1) * width] = tokens
-        return True
+            self.registered[block] = BEHIND
+        request._num_registered = place + 1
+        self._pack(self._bytes, block * self._width, digest, prefix, tokens)
+        run = request._run
+        if run is None:
+            run = request._run = Run(request.block_table, place)
+        self._run_of[block] = run
+        return [block]
 
     def unregister(self, block: int) -> None:
         """Forget the cached content of a block; another block with that content answers from now on."""
-        if not self.registered[block]:
+        was = self.registered[block]
+        if not was:
             return
-        self.registered[block] = 0
-        digest = self._hash_of[block]
+        digest = self.hash_of(block)
         others = self._others.get(digest)
-        if not self._answers[block]:
+        if was == BEHIND:
             assert others is not None
             del others[block]
         elif others:
@@ -213,16 +233,21 @@ class PrefixIndex:
             del others[heir]
             self._answer(digest, block, heir)
         else:
-            self._answers[block] = 0
             del self._answering[digest]
             self._changed(digest)
+        self.registered[block] = 0
         if others is not None and not others:
             del self._others[digest]
 
+    def hash_of(self, block: int) -> int:
+        """Hash of a registered block."""
+        digest: int = _HASH.unpack_from(self._bytes, block * self._width)[0]
+        return digest
+
     def _answer(self, digest: int, old: int, new: int) -> None:
         """Another block answers for this content from now on."""
-        self._answers[old] = 0
-        self._answers[new] = 1
+        self.registered[old] = BEHIND
+        self.registered[new] = ANSWERS
         self._answering[digest] = new
         self._changed(digest)
 

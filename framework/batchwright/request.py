@@ -10,13 +10,17 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.errors import InvalidRequestError
 from batchwright.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from batchwright.prefix_index import Run
+    from batchwright.roster import Roster
 
 NEW, WAITING, RESIDENT, PREEMPTED, FINISHED = range(5)
 """States of a request. ``PREEMPTED`` lasts from its eviction to the end of the step, then it waits again."""
@@ -97,18 +101,6 @@ def pack_tokens(token_ids: Prompt, field: str = "prompt_token_ids") -> array[int
     return tokens
 
 
-class Home:
-    """What the residents of one scheduler have in common.
-
-    Attributes:
-        whole: the present batch holds all that were resident before this step, decodes all, one token each.
-        whole_ns: end of the last step, where it was such a step; None: it was not.
-    """
-
-    whole: bool = False
-    whole_ns: int | None = None
-
-
 class Request:
     """One request.
 
@@ -143,25 +135,29 @@ class Request:
     """
 
     __slots__ = (
+        "_admission",
         "_computed",
+        "_due",
         "_end",
+        "_entry",
         "_hashes",
         "_high_water",
         "_hit_key",
         "_hits",
-        "_home",
+        "_known",
         "_last_token_ns",
         "_num_registered",
+        "_offset",
         "_prefilling",
         "_room",
+        "_roster",
+        "_row",
         "_run",
         "_scheduled",
         "_seed",
         "_state",
         "_stop_check",
         "_stop_ids",
-        "_tokens",
-        "_until",
         "arrival_index",
         "arrival_ns",
         "block_table",
@@ -215,7 +211,7 @@ class Request:
         guess = predicted_output_tokens
         if guess is not None and (not isinstance(guess, int) or guess < 0):
             raise InvalidRequestError(f"predicted_output_tokens must be a whole number of at least 0, not {guess!r}")
-        self._tokens = pack_tokens(prompt_token_ids)
+        self._known = pack_tokens(prompt_token_ids)  # its tokens, as far as they do not stand in the roster
         self.request_id = request_id
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
         self.arrival_ns = arrival_ns
@@ -230,7 +226,7 @@ class Request:
         self.extra: Mapping[str, Any] = MappingProxyType(dict(extra)) if extra else _NOTHING
         self.max_tokens = self.sampling_params.max_tokens
         self.arrival_index = -1
-        self.num_prompt_tokens = len(self._tokens)
+        self.num_prompt_tokens = len(self._known)
         self.num_cached = 0
         self.num_preemptions = self.num_recomputed = 0
         self.first_scheduled_ns: int | None = None
@@ -246,31 +242,42 @@ class Request:
         self._computed = 0
         self._scheduled = 0
         self._last_token_ns: int | None = None
-        self._home: Home | None = None  # what all residents share: see the properties below
-        self._until = 0  # of a decode: while it is not longer than this, a step brings one more token and nothing else
+        self._admission = 0  # number of its last admission
+        self._roster: Roster  # of its scheduler; set when it is added
+        self._row = -1  # of the roster; -1: it is not on it
+        self._entry = 0  # length with which it entered the roster
+        self._offset = 0  # its length, less the steps of the roster
+        self._due = 0  # steps of the roster after which it must be looked at
         self._stop_ids: frozenset[int] = frozenset()
         self._stop_check: Any = None  # called with each sampled token where there are stop strings
         self._seed = 0
         self._high_water = 0  # most tokens it ever had computed: below it, computing is recomputing
         self._hashes: list[int] = []  # of its full blocks, chained, each computed once
         self._num_registered = 0  # of its blocks, in the prefix cache
-        self._run = array("i")  # its blocks that are in the prefix cache, known to each of them
+        self._run: Run | None = None  # its blocks that it registered, known to each of them
         self._hits = array("i")  # the last prefix look-up, and the state of the cache it was true in
         self._hit_key: Any = None
 
-    # A step of all residents, decodes all, is the step that counts. It touches a request's tokens and nothing else of
-    # it: what follows from its length, or is the same for all, is not written into each.
+    # A step of decodes is the step that counts. Of a request on the roster it changes nothing: what follows from the
+    # number of steps, or is the same for all, is not written into each.
+
+    @property
+    def _tokens(self) -> array[int]:
+        """All its tokens."""
+        if self._row >= 0:
+            self._roster.settle(self)
+        return self._known
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
-        return len(self._tokens)
+        return len(self._known) if self._row < 0 else self._roster.steps + self._offset
 
     @property
     def num_computed(self) -> int:
         """Tokens whose K and V are in its blocks; of a decode all but the last."""
         if self._state == RESIDENT and not self._prefilling:
-            return len(self._tokens) - 1
+            return self.num_tokens - 1
         return self._computed
 
     @num_computed.setter
@@ -280,9 +287,7 @@ class Request:
     @property
     def num_scheduled(self) -> int:
         """Tokens in the batch of the present step; 0: it is not in it."""
-        if self._scheduled or self._home is None or not self._home.whole:
-            return self._scheduled
-        return int(self._state == RESIDENT and not self._prefilling)
+        return 1 if self._row >= 0 and self._roster.advancing else self._scheduled
 
     @num_scheduled.setter
     def num_scheduled(self, value: int) -> None:
@@ -291,8 +296,8 @@ class Request:
     @property
     def last_token_ns(self) -> int | None:
         """When its last token came; None before the first."""
-        if self._home is not None and self._home.whole_ns is not None and self.is_decode:
-            return self._home.whole_ns
+        if self._row >= 0 and self.num_tokens > self._entry:
+            return self._roster.last_ns
         return self._last_token_ns
 
     @last_token_ns.setter
@@ -342,12 +347,13 @@ class Request:
     @property
     def prompt_token_ids(self) -> TokenIds:
         """The prompt, read-only."""
-        return TokenIds(self._tokens, 0, self.num_prompt_tokens)
+        return TokenIds(self._known, 0, self.num_prompt_tokens)
 
     @property
     def output_token_ids(self) -> TokenIds:
         """The output so far, read-only."""
-        return TokenIds(self._tokens, self.num_prompt_tokens, len(self._tokens))
+        tokens = self._tokens
+        return TokenIds(tokens, self.num_prompt_tokens, len(tokens))
 
     def __repr__(self) -> str:
         state = ("new", "waiting", "resident", "preempted", "finished")[self._state]

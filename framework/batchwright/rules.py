@@ -17,6 +17,9 @@ from batchwright.queues import QueueView
 from batchwright.request import FINISHED, RESIDENT, Request
 from batchwright.step import Step
 
+NO_MORE = object()
+"""In place of an offer: there are no more."""
+
 
 class Rules:
     """The bound decisions of one policy, each answer checked.
@@ -48,7 +51,7 @@ class Rules:
         return self.error(step, hook, "raised", f"it raised {type(error).__name__}: {error}", error)
 
     def admission(self, step: Step) -> Iterator[Any]:
-        """The policy's offers, as an iterator; errors raised while it is consumed belong to the policy."""
+        """The policy's offers; take them by ``next_offer``, and ``close`` them."""
         decide = self.decisions.admission
         try:
             offers = decide(step) if decide is not None else None
@@ -56,25 +59,22 @@ class Rules:
             raise self._raised(step, "admission", error) from error
         if offers is None:
             offers = self._neutral.admission(step)
-        iterator = self._iterate(step, offers)
-        try:
-            while True:
-                try:
-                    offer = next(iterator)
-                except StopIteration:
-                    return
-                except PolicyError:
-                    raise
-                except Exception as error:
-                    raise self._raised(step, "admission", error) from error
-                yield offer
-        finally:
-            self._close(step, iterator)
+        return self._iterate(step, offers)
 
-    def _close(self, step: Step, iterator: Any) -> None:
+    def next_offer(self, step: Step, offers: Iterator[Any]) -> Any:
+        """The next offer, or ``NO_MORE``; an error raised meanwhile belongs to the policy."""
         try:
-            if hasattr(iterator, "close"):
-                iterator.close()
+            return next(offers, NO_MORE)
+        except PolicyError:
+            raise
+        except Exception as error:
+            raise self._raised(step, "admission", error) from error
+
+    def close(self, step: Step, offers: Any) -> None:
+        """End a sequence of offers that may not be at its end."""
+        try:
+            if hasattr(offers, "close"):
+                offers.close()
         except Exception as error:  # from a finally of the policy, say
             raise self._raised(step, "admission", error) from error
 

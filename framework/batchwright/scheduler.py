@@ -34,7 +34,7 @@ from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
 from batchwright.request import RESIDENT, WAITING, Request
 from batchwright.resolve import default_policy, resolve_policy
-from batchwright.results import Over, append_all, append_each, checked_tokens
+from batchwright.results import Over, checked_tokens, take_results
 from batchwright.rules import Rules
 from batchwright.state import State
 from batchwright.step import Step
@@ -170,12 +170,13 @@ class Scheduler:
             params.seed if params.seed is not None else xxh3_64_intdigest(request.request_id.encode(), self._seed)
         )
         request._stop_check = stop_check
-        request._home = self._state
+        request._roster = self._state.roster
         self._state.stop_ids |= request._stop_ids
         self._state.num_stop_checks += request._stop_check is not None
         request.arrival_index = self._num_arrivals
         self._num_arrivals += 1
         request._state = WAITING
+        self._state.steady = False
         self._state.requests[request.request_id] = request
         self._state.queue[request] = None
         if self._hooks.request_arrived:
@@ -200,7 +201,7 @@ class Scheduler:
         reason = "abort" if error is None else "error"
         request.error = error
         self._state.end(request, reason)
-        self._state.aborted_in_flight = self._batch is not None
+        self.step._aborted = self._batch is not None
         if self._hooks.request_finished:
             self._state.tell(self._hooks.request_finished, request, reason)
         return request
@@ -239,9 +240,10 @@ class Scheduler:
                 self._build(step)
             finally:
                 self._builder.commit(step)
-            only_decodes = not step.num_prefill_tokens
-            counts = [1] * len(step.batch) if only_decodes else [r._scheduled or 1 for r in step.batch]
-            batch = Batch(step.index, self.blocks.block_size, step.batch, counts, only_decodes=only_decodes)
+            riding = step._num_riding
+            counts = [r._scheduled for r in step.batch[riding:]] if riding != len(step.batch) else ()
+            roster = self._state.roster if riding else None
+            batch = Batch(step.index, self.blocks.block_size, step.batch, counts, roster=roster)
             self._batch = batch
             if hooks.request_admitted:
                 for request in step._admitted:
@@ -258,6 +260,7 @@ class Scheduler:
             if not isinstance(error, PolicyError) or self._on_policy_error == "raise":
                 raise
             self._policy_fault(error)
+            self._state.steady = step._by_policy = False
             try:
                 self._builder.build(step, self._fallback_rules(), fallback=True)
             except BaseException:
@@ -293,24 +296,20 @@ class Scheduler:
                 return self.step
             raise BatchwrightError("update() takes the batch of the last schedule(), once")
         step = self.step
-        tokens = checked_tokens(token_ids, self._vocab_size)
-        step.end = now
-        self._state.growing = self._state.filling = None
+        ids, packed = checked_tokens(token_ids, self._vocab_size)
         over: Over = []
-        if step.num_prefill_tokens == 0 and not failed:
-            sampled = append_all(self._state, step, tokens, now, over)
-        else:
-            sampled = append_each(self._state, step, tokens, now, failed or {}, over)
+        step.sampled = take_results(self._state, step, ids, packed, now, failed or {}, over)
+        step.end = now
         self._batch = None
-        self._state.aborted_in_flight = False
-        step.sampled = sampled
+        all_decoded = step._num_riding == len(step.batch) == len(self.running)
+        self._state.steady = all_decoded and self._repeats and step._by_policy and not self._state.queue
         for request in step.batch if failed else ():  # what a failed row wrote must not be shared
             for block in step._fresh.get(request, ()) if request.request_id in (failed or ()) else ():
                 self.blocks.unregister(block)
         step.finished = [r for r, _ in over]
         for request, reason in over:
             self._state.end(request, reason)
-        self._tell_end(step, over, StepResult(tokens, now - step.now, failed or {}))
+        self._tell_end(step, over, StepResult(ids, now - step.now, failed or {}))
         return step
 
     def _tell_end(self, step: Step, over: Over, result: StepResult) -> None:
@@ -323,9 +322,10 @@ class Scheduler:
             if self._hooks.step_finished:
                 self._state.tell(self._hooks.step_finished, step, result)
         finally:
-            for request in (*step._admitted, *step.finished) if self._state.whole else step.batch:
+            self._state.roster.advancing = False
+            riding = 0 if step._aborted else step._num_riding
+            for request in (*step.batch[riding:], *step.finished):
                 request._scheduled = 0
-            self._state.whole = False
 
     def fail(self, batch: Batch, error: str, *, retry: bool, now: int = 0) -> Step:
         """The backend failed with the last batch: its requests end with an error, or are evicted to be retried.
@@ -342,12 +342,10 @@ class Scheduler:
         if batch is not self._batch:
             raise BatchwrightError("fail() takes the batch of the last schedule(), once")
         self._batch = None
-        self._state.aborted_in_flight = False
-        self._state.part_whole()
-        self._state.settle_times()
         step = self.step
         step.end = now
-        self._state.growing = self._state.filling = None
+        if self._state.roster.advancing:
+            self._state.disband(step)
         for fresh in step._fresh.values():  # registered, and now never computed
             for block in fresh:
                 self.blocks.unregister(block)
@@ -390,14 +388,19 @@ class Scheduler:
             PluginError: a hook of it is misspelt or mistyped, or the name is taken.
         """
         self._hooks.register(plugin, name)
-        self._rules = Rules(self._hooks)
+        self._bind_rules()
 
     def _take_policy(self, active: ActivePolicy) -> None:
         self._check_predict(active)
         self._feasible.chunks = active.chunks
-        self._rules = Rules(self._hooks)
+        self._bind_rules()
         view = Step(self._state, self.step.end or self.step.now, self._num_steps)
         self._state.tell(self._hooks.policy_attached, view)
+
+    def _bind_rules(self) -> None:
+        self._rules = Rules(self._hooks)
+        self._repeats = self._hooks.policy.stationary and self._hooks.policy_alone
+        self._state.steady = False
 
     def _check_predict(self, active: ActivePolicy) -> None:
         if active.uses_predict and self._state.predict_s is None:

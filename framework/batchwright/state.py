@@ -9,17 +9,24 @@ import random
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchwright.batch import Batch
 from batchwright.block_manager import BlockManager
 from batchwright.decisions import Decisions, Observer
 from batchwright.limits import Limits
 from batchwright.queues import Order, QueueView
-from batchwright.request import FINISHED, RESIDENT, Home, Request
+from batchwright.request import FINISHED, RESIDENT, Request
+from batchwright.roster import Roster
+
+if TYPE_CHECKING:
+    from batchwright.step import Step
+
+APART = 4
+"""Steps until decodes that parted go together again: what both cost is earned in about as many."""
 
 
-class State(Home):
+class State:
     """The state of one scheduler.
 
     Attributes:
@@ -31,10 +38,12 @@ class State(Home):
         early, late: whether full blocks are registered when they are scheduled, or when they are computed.
         stop_ids: every token id that ever could stop a request here.
         num_stop_checks: unfinished requests with stop strings.
-        growing, filling: after a step of all residents, decodes all: those that lack a block in the next one, and
-            those whose last block it fills; in order of admission. None where that must be looked for.
+        roster: the decodes that advance together.
+        steady: what the last step decided is decided again: all residents decoded, by a policy that declares itself
+            stationary, nobody waits, and nobody came or went since.
+        num_apart: steps for which decodes are still decided one by one, after the roster was disbanded.
+        num_admissions: admissions so far.
         building: a step is being built; queues are frozen.
-        aborted_in_flight: somebody of the present batch was aborted after it was scheduled.
         events: of detectors and faults between two steps, told with the next.
     """
 
@@ -63,18 +72,19 @@ class State(Home):
         self.num_observer_faults = 0
         self.stop_ids: set[int] = set()
         self.num_stop_checks = 0
-        self.aborted_in_flight = False
         self.building = False
-        self.growing: list[Request] | None = None
-        self.filling: list[Request] | None = None
+        self.roster = Roster(blocks, early=self.early)
+        self.num_apart = 0
+        self.steady = False
+        self.num_admissions = 0
 
     def end(self, request: Request, reason: str) -> None:
         """End an unfinished request; its blocks are free when this returns."""
+        self.steady = False
         if request._state == RESIDENT:
-            # What was said of all residents is written down for this one.
-            request._last_token_ns = request.last_token_ns
+            if request._row >= 0:
+                self.roster.leave(request)
             request._computed = request.num_computed
-            request._scheduled = request.num_scheduled
             self.blocks.deallocate(request)
             del self.residents[request]
             self.prefilling.pop(request, None)
@@ -87,21 +97,11 @@ class State(Home):
         request._hits, request._hit_key, request._hashes = array("i"), None, []
         del self.requests[request.request_id]
 
-    def part_whole(self) -> None:
-        """The batch of all residents is about to change: write into each what was said of all."""
-        if self.whole:
-            self.whole = False
-            for request in self.residents:
-                if request._state == RESIDENT and not request._prefilling:
-                    request._scheduled = 1
-
-    def settle_times(self) -> None:
-        """The step that ends now is not one of all residents: keep when the last such step gave each its token."""
-        if self.whole_ns is not None:
-            for request in self.residents:
-                if not request._prefilling:
-                    request._last_token_ns = self.whole_ns
-            self.whole_ns = None
+    def disband(self, step: Step) -> None:
+        """Decodes are decided one by one in this step, and, since parting and meeting cost more, in some to come."""
+        self.roster.disband()
+        step._num_riding = 0
+        self.num_apart = APART
 
     def tell(self, observers: tuple[Observer, ...], *args: Any) -> None:
         """Call observers; a fault in one is counted and noted, and undoes nothing."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from batchwright.state import State
 
 
+NOBODY: tuple[Request, ...] = ()
+"""Those who are prefilling, where none is."""
+
+
 class Evictable(Sequence[Request]):
     """Residents in order of admission, less this step's batch, its victims and the asker; found lazily.
 
@@ -78,14 +82,16 @@ class Step:
     """
 
     __slots__ = (
+        "_aborted",
         "_admitted",
         "_asker",
+        "_by_policy",
         "_decodes",
         "_fresh",
         "_grown",
+        "_num_riding",
         "_prefilling",
         "_state",
-        "_whole",
         "batch",
         "budget",
         "end",
@@ -124,11 +130,13 @@ class Step:
         self.events: list[dict[str, Any]] = []
         # Core-private from here on.
         self._asker: Request | None = None
+        self._aborted = False  # somebody of the batch was aborted after it was scheduled
         self._admitted: dict[Request, None] = {}  # by this step, still resident
         self._grown: dict[Request, int] = {}  # blocks taken in this step by who was resident before it
         self._fresh: dict[Request, list[int]] = {}  # blocks registered before they are computed (visible: scheduled)
-        self._prefilling: list[Request] | None = None
-        self._whole = False  # the batch is all residents, in their order
+        self._prefilling: tuple[Request, ...] | None = None
+        self._by_policy = True  # not by the fallback
+        self._num_riding = 0  # rows of the batch, its first, that are the roster
         self._decodes: Sequence[Request] | None = None
 
     @property
@@ -145,7 +153,7 @@ class Step:
     def prefilling(self) -> Sequence[Request]:
         """Residents that have sampled no token since their admission, in order of admission."""
         if self._prefilling is None:
-            self._prefilling = list(self._state.prefilling)
+            self._prefilling = tuple(self._state.prefilling) if self._state.prefilling else NOBODY
         return self._prefilling
 
     @property
@@ -154,7 +162,7 @@ class Step:
         if self._decodes is None:
             if self._state.prefilling:
                 prefilling = self._state.prefilling  # as it was before the step: a victim's own flag is down by now
-                self._decodes = [r for r in self.running if r not in prefilling]
+                self._decodes = tuple(r for r in self.running if r not in prefilling)
             else:
                 self._decodes = self.running
         return self._decodes

@@ -188,7 +188,7 @@ def test_the_sequences_are_worth_it() -> None:
     for seed in range(30):
         twin = _play(SETTINGS[seed % 8], seed, 50)
         met["hits"] += any(r.num_tokens and twin.blocks.lookup(r) for r in twin.waiting)
-        met["duplicates"] += bool(twin.blocks._index._others)
+        met["duplicates"] += bool(twin.blocks.index._others)
         met["full"] += not twin.brute.free
     assert min(met.values()) > 3, met
 

@@ -174,7 +174,7 @@ def test_an_undone_batch_leaves_no_trace(visible: str) -> None:
             rows,
             list(scheduler.blocks._references),
             sorted(scheduler.blocks._free),
-            dict(scheduler.blocks._index._answering),
+            dict(scheduler.blocks.index._answering),
         )
 
     before = snapshot()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from batchwright import roster, state
 from batchwright.hookspecs import hookimpl
 from batchwright.limits import Limits
 from batchwright.plugins import load_plugins
@@ -237,6 +238,54 @@ def test_swapping_between_all_pairs_loses_no_request_and_changes_no_token(first,
         assert not twins.there
     assert seen["swaps"] > 20, seen
     assert seen["evictions"] > 0, seen
+
+
+@pytest.mark.parametrize("policy", FIRST_PARTY)
+def test_long_rides_with_few_who_come_and_go(policy, monkeypatch):
+    """Decodes that go together for long: over many blocks, over the roster's memory, with ends, aborts and faults."""
+    seen: Counter[str] = Counter()
+    num_riding = num_steady = 0
+    for seed in range(12):
+        rng = random.Random(f"{policy} {seed}")
+        monkeypatch.setattr(roster, "RECENT", recent := rng.choice([4, 10, 16]))
+        monkeypatch.setattr(roster, "_HALF", recent // 2)
+        monkeypatch.setattr(roster, "_ROW", recent + rng.randrange(3))
+        monkeypatch.setattr(state, "APART", rng.choice([0, 1, 4]))
+        scheduler = {
+            "num_blocks": rng.choice([40, 90]),
+            "block_size": rng.choice([1, 2, 3, 4, 7]),
+            "limits": Limits(max_num_seqs=6, max_num_batched_tokens=rng.choice([6, 9, 30]), max_num_residents=6),
+            "prefix_cache": PrefixCache(
+                enabled=rng.random() < 0.8,
+                visible=rng.choice(["computed", "scheduled"]),
+                duplicates=rng.choice(["newest", "oldest"]),
+            ),
+            "eos_token_ids": (0,),
+        }
+        twins = Twins(FIRST_PARTY[policy], scheduler, seen)
+        number = 0
+        for now in range(150):
+            while rng.random() < (0.1 if twins.there else 0.9) and number < 40:
+                prompt = SHARED[: rng.choice([0, 4, 8])] + [rng.randrange(3) for _ in range(rng.randint(1, 8))]
+                params = SamplingParams(max_tokens=rng.randint(1, 40), ignore_eos=rng.random() < 0.95)
+                stops_after = rng.randint(1, 30) if rng.random() < 0.15 else None
+                twins.add(f"r{number}", prompt, params, None, rng.randrange(3), stops_after)
+                number += 1
+            batches = twins.schedule(10 * now)
+            if batches is None:
+                continue
+            num_riding += bool(twins.fast.step._num_riding)
+            if twins.there and rng.random() < 0.03:
+                twins.abort(rng.choice([*twins.there]))
+            if rng.random() < 0.01:
+                twins.fail(batches, retry=rng.random() < 0.6, now=10 * now + 5)
+            else:
+                failing = [twins.rows[0][0].request_id] if rng.random() < 0.01 else []
+                twins.update(batches, 10 * now + 5, failing)
+            num_steady += twins.fast._state.steady
+        drain(twins, 2000)
+    assert num_riding > 500 and num_steady > 100, (num_riding, num_steady)
+    assert seen["backend failures"] and seen["rows failed"]
 
 
 class EvictsTheFirst(Policy):

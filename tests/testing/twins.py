@@ -6,6 +6,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from batchwright.errors import BatchwrightError, PolicyError
@@ -52,6 +53,14 @@ class Counting(Reference):
         self.seen["offers begun anew"] += not done
         self.seen["rows with a prefix hit"] += request in step.batch and is_newcomer and request.num_cached > 0
         return done
+
+
+def arrays_of(batch: Any) -> dict[str, Any]:
+    """All that a backend may read of a batch, but for seeds: the reference makes none."""
+    names = ("num_scheduled", "num_computed", "context_lens", "query_starts", "samples", "is_decode")
+    more = ("token_ids", "positions", "block_tables", "slots", "output_indices")
+    sampling = {f.name: getattr(batch.sampling, f.name).tolist() for f in fields(batch.sampling) if f.name != "seed"}
+    return {name: getattr(batch, name).tolist() for name in (*names, *more)} | sampling
 
 
 class Twins:
@@ -150,7 +159,13 @@ class Twins:
         assert fast.batch or fast.preempted
         assert batches[0].samples.tolist() == batches[1].samples.tolist()
         self.bounds(fast)
-        self.rows = [(r, tuple(r._tokens), tuple(r.block_table), r.num_computed, r.num_scheduled) for r in fast.batch]
+        if self.seen["steps"] % 3 == 0:
+            assert arrays_of(batches[0]) == arrays_of(batches[1])
+        # The tokens are the reference's: those of the fast one are looked at now and then, since looking settles them.
+        self.rows = [
+            (one, tuple(two._tokens), tuple(one.block_table), one.num_computed, one.num_scheduled)
+            for one, two in zip(fast.batch, reference.batch, strict=True)
+        ]
         return batches
 
     def write(self, failing: Sequence[str]) -> dict[str, str]:
@@ -232,7 +247,7 @@ class Twins:
         assert free == plain.free
         assert blocks.num_free == len(free)
         assert sorted(free) == sorted(set(range(blocks.num_blocks)) - set(held))
-        assert {b for b in range(blocks.num_blocks) if blocks._index.registered[b]} == set(plain.content)
+        assert {b for b in range(blocks.num_blocks) if blocks.index.registered[b]} == set(plain.content)
         for one, two in self.there.values():
             if one.is_waiting:
                 assert list(blocks.lookup(one)) == (plain.lookup(two) if blocks.cache.enabled else [])
