@@ -87,15 +87,25 @@ class SortsTheBatch(Sound):
 
 
 @caught_by("no_mutation")
-class PopsPrefilling(Sound):
-    """Takes prompts off the list that the step keeps of them."""
+class ShortensPrefilling(Sound):
+    """Takes prompts out of what the step keeps of them."""
 
     @hookimpl
     def admission(self, step):
         yield step.decodes
         while step.prefilling:
-            yield step.prefilling.pop(0)
+            first, *step._prefilling = step.prefilling
+            yield first
         yield from self.newcomers(step)
+
+
+@caught_by("no_mutation")
+class ForgetsVictims(Sound):
+    """Clears the list of who was evicted."""
+
+    @hookimpl
+    def request_preempted(self, step):
+        step.preempted.clear()
 
 
 @caught_by("no_mutation")

@@ -24,7 +24,7 @@ from testing.broken_policies import (
     KeepsTheEnded,
     Limited,
     OwnQueue,
-    PopsPrefilling,
+    ShortensPrefilling,
     Sound,
     TakesTurns,
 )
@@ -114,7 +114,7 @@ def sentence(policy: Any, check: str) -> str:
     ("cls", "parts"),
     [
         (IgnoresTheBudget, ["expected chunking of 0 to min(pending", "tokens, allowed are 0 to ", "step "]),
-        (PopsPrefilling, ["leave the view as it was; it changed step.prefilling from [r", "copy what you want"]),
+        (ShortensPrefilling, ["leave the view as it was; it changed step.prefilling from [r", "copy what you want"]),
         (KeepsTheEnded, ["are still held, some by KeepsTheEnded.history: drop them in request_finished"]),
         (TakesTurns, ["since stationary is True", "; before batch r", ", now batch r"]),
         (GlobalChance, ["chance that is not step.rng", "; once batch r", ", then batch r"]),

@@ -49,6 +49,9 @@ def stationary(kit: Kit) -> None:
                     now.step,
                 )
     need_steps(compared, "none was like the one before")
+    for run in kit.steady:
+        repeated = kit.run(run.scenario, repeats=True)
+        same("the same decisions when it is not asked while nothing changes", run, repeated)
 
 
 @check
@@ -141,8 +144,6 @@ def _sizes(run: Run) -> Iterator[tuple[str, int]]:
 
 
 def _attributes(run: Run) -> Iterator[tuple[str, Any]]:
-    policy = run.policy
-    assert policy is not None
-    for part in policy.parts.values():
+    for part in run.policy.parts.values():
         for name, value in getattr(part.policy, "__dict__", {}).items():
             yield f"{type(part.policy).__name__}.{name}", value

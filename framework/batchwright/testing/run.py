@@ -74,6 +74,7 @@ class Options:
         gaze: counts who is looked at.
         most_steps: the run is over after so many; None: when it is clear that there is no end.
         keeps: weak references to all requests are kept.
+        repeats: a policy that is stationary is not asked while nothing changes, as in an engine.
     """
 
     is_thorough: bool = False
@@ -84,6 +85,7 @@ class Options:
     gaze: Gaze | None = None
     most_steps: int | None = None
     keeps: bool = False
+    repeats: bool = False
 
 
 class Run:
@@ -118,7 +120,7 @@ class Run:
         self._is_changed = True
         self._last_alone = False  # the last batch was of decodes only
         with global_chance(options.salt):
-            self.policy: ActivePolicy | None = subject.make()
+            self.policy = self._make_policy()
             self.scheduler = self._make_scheduler(self.policy)
             self._watch = Watch(self.scheduler, scenario.name, options.is_thorough, options.gaze)
             try:
@@ -133,6 +135,11 @@ class Run:
         self.calls = self._watch.calls
         self.faults += self._watch.faults
         self.mutations += self._watch.mutations
+
+    def _make_policy(self) -> ActivePolicy:
+        policy = self.subject.make()
+        policy.stationary &= self.options.repeats
+        return policy
 
     def _make_scheduler(self, policy: ActivePolicy) -> Scheduler:
         scenario = self.scenario
@@ -183,7 +190,7 @@ class Run:
         scheduler, number = self.scheduler, 0
         swaps = self._plan_swaps()
         if not self.options.swaps:
-            scheduler.swap_policy(self._policy())
+            scheduler.swap_policy(self.policy)
         while self._coming or scheduler.has_unfinished():
             if number in swaps:
                 scheduler.swap_policy(swaps.pop(number))
@@ -207,15 +214,11 @@ class Run:
                 return
         self.is_complete = True
 
-    def _policy(self) -> ActivePolicy:
-        assert self.policy is not None
-        return self.policy
-
     def _plan_swaps(self) -> dict[int, ActivePolicy]:
         if not self.options.swaps:
             return {}
-        first, default = self._policy(), ActivePolicy.of(self.subject.make_default(), "default")
-        second = self.subject.make()
+        first, default = self.policy, ActivePolicy.of(self.subject.make_default(), "default")
+        second = self._make_policy()
         at, plan = 0, {0: default}
         for policy in (first, default, first, second):
             at += self._rng.randint(1, 4)
