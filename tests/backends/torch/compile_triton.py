@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import Any
 
@@ -67,7 +68,7 @@ def main() -> None:
         print(compile_for(architecture, kernels.attend_tile, dtype, constants))
 
     with tempfile.TemporaryDirectory() as folder:
-        triton.knobs.cache.dir = folder  # nothing is taken from an earlier run
+        os.environ["TRITON_CACHE_DIR"] = folder  # nothing is taken from an earlier run
         attend(80, "bf16", (128, 128), 2, is_split=False, extras=True)
         attend(80, "bf16", (128, 128), 3, is_split=True, extras=True)
         attend(90, "fp16", (64, 64), 4, is_split=False, extras=False)

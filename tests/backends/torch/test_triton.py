@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +23,11 @@ from batchwright_backends.torch.kernels.demand import Demand
 from batchwright_backends.torch.kernels.sdpa import ScaledDotProduct
 from batchwright_backends.torch.kernels.triton_attention import TritonAttention, tile_sizes
 
-pytest.importorskip("triton", reason="triton is not installed (pip install triton)")
+triton = pytest.importorskip("triton", reason="triton is not installed (pip install triton)")
+version, numpy_version = (tuple(map(int, m.__version__.split(".")[:2])) for m in (triton, np))
+if version < (3, 7) and (version < (3, 4) or numpy_version >= (2, 4)):
+    reason = f"the interpreter of Triton {triton.__version__} cannot run with numpy {np.__version__}"
+    pytest.skip(reason, allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("there is a GPU: the kernel runs on it, not in the interpreter", allow_module_level=True)
 
