@@ -59,6 +59,7 @@ class Problem:
     block_size: int
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(self.seed)
@@ -69,13 +70,13 @@ class Problem:
             [([1] * tokens, before, table) for (tokens, before), table in zip(self.rows, tables, strict=True)],
             self.block_size,
         )
-        self.cache = KVCache([self.layer], sum(need) + 2, self.block_size, self.dtype, torch.device("cpu"))
+        self.cache = KVCache([self.layer], sum(need) + 2, self.block_size, self.dtype, torch.device(self.device))
         keys, values = self.cache.keys[0].flatten(0, 1), self.cache.values[0].flatten(0, 1)
         keys[:], values[:] = torch.nan, torch.nan
         self.keys, self.values = [], []
         for (tokens, before), table in zip(self.rows, tables, strict=True):
             slots = (torch.tensor(table)[:, None] * self.block_size + torch.arange(self.block_size)).flatten()
-            slots = slots[: tokens + before]
+            slots = slots[: tokens + before].to(self.device)
             for pool, kept in ((keys, self.keys), (values, self.values)):
                 pool[slots] = self._normal(len(slots), *pool.shape[1:])
                 kept.append(pool[slots])
@@ -84,7 +85,7 @@ class Problem:
         self.query = self._normal(*shape).transpose(0, 1)
 
     def _normal(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self._random).to(self.dtype)
+        return torch.randn(shape, generator=self._random).to(self.device, self.dtype)
 
     def clear(self) -> None:
         """Zeros where NaN was: for kernels that gather whole blocks, which the backend clears for them."""
@@ -97,13 +98,13 @@ class Problem:
         return torch.cat(
             [
                 attend_row(
-                    self.query[starts[i] : starts[i + 1]],
-                    self.keys[i],
-                    self.values[i],
+                    self.query[starts[i] : starts[i + 1]].cpu(),
+                    self.keys[i].cpu(),
+                    self.values[i].cpu(),
                     layer.scaling,
                     -1 if layer.window is None else layer.window - 1,
                     layer.softcap or 0.0,
-                    layer.sinks,
+                    None if layer.sinks is None else layer.sinks.cpu(),
                 )
                 for i in range(len(self.rows))
             ]
@@ -116,7 +117,7 @@ class Problem:
     def check(self, kernel: AttentionKernel, half_tolerance: float = 4e-3) -> None:
         """A kernel agrees with the definition, up to rounding."""
         tolerance = 3e-6 if self.dtype == torch.float32 else half_tolerance
-        got, want = self.by(kernel), self.expected()
+        got, want = self.by(kernel).cpu(), self.expected()
         assert got.shape == want.shape and got.dtype == want.dtype
         torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
