@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from batchwright_backends.torch.kernels import triton_kernels as kernels
-from batchwright_backends.torch.kernels.triton_attention import MAX_SPLITS, SPLIT_KEYS, STAGES, tile_sizes
+from batchwright_backends.torch.kernels.triton_tiles import MAX_SPLITS, SPLIT_KEYS, STAGES, tile_sizes
 
 INTEGERS = ("block_tables", "starts", "context_lens", "tile_rows", "tile_firsts")
 FLOATS = ("sinks", "part_out", "part_max", "part_sum")

@@ -70,7 +70,7 @@ def able(demand: Demand, packages: tuple[str, ...], needs: tuple[str, ...]) -> d
         and (size is None or size % 256 == 0),
         "varlen": plain
         and ((generation == 9 and third) or (generation == 10 and fourth and (size is None or size % 128 == 0))),
-        "triton": triton and demand.device == "cuda",
+        "triton": triton and generation >= 8,
         "sdpa": True,
     }
 

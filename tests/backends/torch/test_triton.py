@@ -18,10 +18,11 @@ from backends.torch.attention_cases import Problem, layer, problems
 from backends.torch.driver import Driver
 from backends.torch.test_equality import check, prompts
 from batchwright.errors import BackendError
-from batchwright_backends.torch.kernels import triton_attention
+from batchwright_backends.torch.kernels import triton_tiles
 from batchwright_backends.torch.kernels.demand import Demand
 from batchwright_backends.torch.kernels.sdpa import ScaledDotProduct
-from batchwright_backends.torch.kernels.triton_attention import TritonAttention, tile_sizes
+from batchwright_backends.torch.kernels.triton_attention import TritonAttention
+from batchwright_backends.torch.kernels.triton_tiles import tile_sizes
 
 triton = pytest.importorskip("triton", reason="triton is not installed (pip install triton)")
 version, numpy_version = (tuple(map(int, m.__version__.split(".")[:2])) for m in (triton, np))
@@ -38,8 +39,8 @@ Make = Callable[..., Any]
 def _short_splits() -> Any:
     """Decodes here are short; they are split from 24 keys on, into at most 4 parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_attention, "SPLIT_KEYS", 24)
-        patch.setattr(triton_attention, "MAX_SPLITS", 4)
+        patch.setattr(triton_tiles, "SPLIT_KEYS", 24)
+        patch.setattr(triton_tiles, "MAX_SPLITS", 4)
         yield
 
 
@@ -126,7 +127,7 @@ def test_tiles_fit_into_the_memory_of_a_program() -> None:
             many, one, keys = tile_sizes(group, *lanes, itemsize)
             assert many >= one >= group and keys >= 16
             assert all(n & (n - 1) == 0 and n >= 16 for n in (many, one, keys))
-            assert (many * lanes[0] + 2 * keys * sum(lanes)) * itemsize <= triton_attention.TILE_BYTES
+            assert (many * lanes[0] + 2 * keys * sum(lanes)) * itemsize <= triton_tiles.TILE_BYTES
     assert tile_sizes(4, 128, 128, 2) == (64, 16, 64)
 
 
@@ -144,6 +145,8 @@ def test_on_cpu_it_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch, make_bac
     assert TritonAttention.refusal(named) is None
     half = Demand.of(cpu, torch.bfloat16, 16, [layer()], is_named=True)
     assert "interpreter cannot multiply bfloat16" in (TritonAttention.refusal(half) or "")
+    turing = Demand("cuda", (7, 5), torch.float16, 16, [layer()])
+    assert "8.0 (Ampere) or newer" in (TritonAttention.refusal(turing) or "")
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(BackendError, match=r"it needs a GPU, or TRITON_INTERPRET=1 .* Use attention: sdpa, or auto"):
         make_backend("llama", attention="triton")
