@@ -68,8 +68,7 @@ def able(demand: Demand, packages: tuple[str, ...], needs: tuple[str, ...]) -> d
         and half
         and not {"sinks", "widths"} & set(needs)
         and (size is None or size % 256 == 0),
-        "varlen": plain
-        and ((generation == 9 and third) or (generation == 10 and fourth and (size is None or size % 128 == 0))),
+        "varlen": plain and ((generation == 9 and third) or (generation == 10 and fourth and size in (None, 128))),
         "triton": triton and generation >= 8,
         "sdpa": True,
     }

@@ -90,13 +90,19 @@ def test_what_rules_it_out(functions: VarlenFunctions, monkeypatch: pytest.Monke
         (on((8, 0)), "9.0 (Hopper) or 10.0 (Blackwell)"),
         (on((12, 0)), "9.0 (Hopper) or 10.0 (Blackwell)"),
         (on(hopper, dtype=torch.float32), "not float32"),
-        (on(blackwell, block_size=16), "a multiple of 128, not 16"),
+        (on(blackwell, block_size=16), "by FA4 it needs a block_size of 128, not 16"),
+        (on(blackwell, block_size=256), "by FA4 it needs a block_size of 128, not 256"),
         (on(blackwell, layer(key_width=256, value_width=256)), "width 128 at most, and this model has 256"),
         (on(hopper, layer(value_width=32)), "K and V of one width"),
         (on(hopper, layer(softcap=3.0)), "no cap on the scores, and layer 0 has one of 3"),
         (on(hopper, layer(sinks=torch.ones(4))), "no attention sinks"),
     ):
         assert why in (refusal(demand) or ""), why
+    build = types.ModuleType("flash_attn_config")
+    build.__spec__ = ModuleSpec("flash_attn_config", None)
+    build.CONFIG = {"build_flags": {"FLASHATTENTION_DISABLE_PAGEDKV": True}}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn_config", build)
+    assert refusal(on(hopper)) == "flash_attn_interface was built without paged K and V"
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", None)
     monkeypatch.delitem(sys.modules, "flash_attn")
     assert "FA4, which does, is not installed (flash-attn-4)" in (refusal(on(blackwell)) or "")

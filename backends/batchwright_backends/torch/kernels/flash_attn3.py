@@ -45,7 +45,7 @@ class FlashAttention3(AttentionKernel):
     @classmethod
     def make(cls, demand: Demand) -> FlashAttention3:
         """See :class:`AttentionKernel`."""
-        return cls(next(name for name in _installed() if _missing_in_build(name, demand) is None))
+        return cls(next(name for name in _installed() if missing_in_build(name, demand) is None))
 
     @staticmethod
     def refusal(demand: Demand) -> str | None:
@@ -57,7 +57,7 @@ class FlashAttention3(AttentionKernel):
             return "neither flash_attn_interface (flash-attention's folder hopper) nor fa3-fwd is installed"
         if (lacking := ABILITIES.lacks(demand) or _lacking_width(demand)) is not None:
             return lacking
-        missing = [_missing_in_build(name, demand) for name in installed]
+        missing = [missing_in_build(name, demand) for name in installed]
         return None if None in missing else "; ".join(reason for reason in missing if reason is not None)
 
     def plan(self, inputs: StepInputs, cache: KVCache) -> Rows:
@@ -99,7 +99,7 @@ def _lacking_width(demand: Demand) -> str | None:
     return None
 
 
-def _missing_in_build(interface: str, demand: Demand) -> str | None:
+def missing_in_build(interface: str, demand: Demand) -> str | None:
     """What of the demand was left out when the package was built, or None."""
     name = PACKAGES[interface]
     if importlib.util.find_spec(name) is None:

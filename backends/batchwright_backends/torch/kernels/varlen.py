@@ -19,6 +19,7 @@ import torch
 
 from batchwright_backends.torch.inputs import StepInputs
 from batchwright_backends.torch.kernels.demand import HALF, Abilities, Demand
+from batchwright_backends.torch.kernels.flash_attn3 import PACKAGES, missing_in_build
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kernels.rows import Rows, last_contiguous, window_size
 
@@ -35,7 +36,8 @@ class Implementation:
         name: as ``torch.nn.attention.activate_flash_attention_impl`` knows it.
         module: that it comes with.
         package: how to get it.
-        block_size: the default, and the only one if ``block_multiple`` of the abilities is the same.
+        block_size: the default.
+        is_fixed: whether it takes no other.
         abilities: what it can do through ``varlen_attn``.
     """
 
@@ -43,6 +45,7 @@ class Implementation:
     module: str
     package: str
     block_size: int
+    is_fixed: bool
     abilities: Abilities
 
 
@@ -51,11 +54,9 @@ class Implementation:
 _COMMON = Abilities(dtypes=HALF, width_multiple=8, unequal_widths=False, softcap=False, sinks=False)
 IMPLEMENTATIONS = {
     9: Implementation(
-        "FA3", "flash_attn_interface", "flash-attention's folder hopper", 16, replace(_COMMON, max_width=256)
+        "FA3", "flash_attn_interface", "flash-attention's folder hopper", 16, False, replace(_COMMON, max_width=256)
     ),
-    10: Implementation(
-        "FA4", "flash_attn.cute.interface", "flash-attn-4", 128, replace(_COMMON, max_width=128, block_multiple=128)
-    ),
+    10: Implementation("FA4", "flash_attn.cute.interface", "flash-attn-4", 128, True, replace(_COMMON, max_width=128)),
 }
 
 
@@ -92,7 +93,11 @@ class VarlenAttention(AttentionKernel):
                 f"torch's own FlashAttention 2 takes no block_table, and {wanted.name}, which does, is not installed "
                 f"({wanted.package})"
             )
-        return wanted.abilities.lacks(demand)
+        if wanted.is_fixed and demand.block_size not in (None, wanted.block_size):
+            return f"by {wanted.name} it needs a block_size of {wanted.block_size}, not {demand.block_size}"
+        if (lacking := wanted.abilities.lacks(demand)) is not None:
+            return lacking
+        return missing_in_build(wanted.module, demand) if wanted.module in PACKAGES else None
 
     def plan(self, inputs: StepInputs, cache: KVCache) -> Rows:
         """See :class:`AttentionKernel`."""
