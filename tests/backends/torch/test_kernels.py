@@ -14,7 +14,7 @@ from batchwright_backends.torch.kernels.kernel import AttentionKernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Long and short decodes, a whole prompt, chunks with something before them.
-ROWS = [(1, 700), (40, 3), (1, 5), (17, 0), (1, 256), (2, 300)]
+ROWS = [(1, 300), (20, 3), (1, 5), (17, 0), (1, 256), (2, 270)]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
