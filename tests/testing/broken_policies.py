@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from typing import Any, ClassVar
 
@@ -116,6 +117,25 @@ class RaisesPriorities(Sound):
     def step_started(self, step):
         for request in step.waiting:
             request.priority -= 1
+
+
+@caught_by("no_mutation")
+class RenamesClients(Sound):
+    """Writes to a request when it arrives, where there is no step."""
+
+    @hookimpl
+    def request_arrived(self, request):
+        request.client_id = "nobody"
+
+
+@caught_by("no_mutation")
+class LevelsWhoWaits(Sound):
+    """Writes to those that wait when it takes over a live engine."""
+
+    @hookimpl
+    def policy_attached(self, step):
+        for request in step.waiting:
+            request.priority = 7
 
 
 @caught_by("no_mutation")
@@ -443,6 +463,24 @@ class GlobalChance(Sound):
     def newcomers(self, step):
         for request in step.waiting:
             if request is step.waiting[0] or random.random() < 0.7:
+                yield request
+
+
+@caught_by("deterministic")
+class SortsByAddress(Sound):
+    """An order that no other process has."""
+
+    def newcomers(self, step):
+        yield from sorted(step.waiting, key=id)
+
+
+@caught_by("deterministic")
+class LooksAtTheClock(Sound):
+    """Real time, and not the engine's."""
+
+    def newcomers(self, step):
+        for request in step.waiting:
+            if not step.batch or int(time.monotonic() * 1000) % 3:
                 yield request
 
 

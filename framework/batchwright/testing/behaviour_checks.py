@@ -57,6 +57,8 @@ def stationary(kit: Kit) -> None:
 @check
 def no_oracle(kit: Kit) -> None:
     """Nothing depends on how long requests really run, before that shows."""
+    if not kit.is_repeatable:
+        raise Skipped("it does not decide the same twice, as another check says")
     for number in range(4):
         one, other = (kit.run(scenario) for scenario in scenarios.secret(kit.seed, number, kit.chunks))
         ends = [d.step for run in (one, other) for d in run.decisions if d.finished]

@@ -67,8 +67,8 @@ class Kit:
         plans: list[tuple[Scenario, Options]] = [
             *((s, Options(is_thorough=True)) for s in self.scenarios(scenarios.roomy, 3)),
             *((s, Options(is_thorough=True)) for s in self.scenarios(scenarios.tight, 2)),
-            (scenarios.roomy(self.seed, 3, self.chunks), Options(is_thorough=True, aborts=True)),
-            (scenarios.roomy(self.seed, 4, self.chunks), Options(is_thorough=True, swaps=True)),
+            (scenarios.busy(self.seed, 0, self.chunks), Options(is_thorough=True, aborts=True)),
+            (scenarios.busy(self.seed, 1, self.chunks), Options(is_thorough=True, swaps=True)),
         ]
         return [Run(self.subject, scenario, options) for scenario, options in plans]
 
@@ -117,6 +117,11 @@ class Kit:
                 pairs.append((run, self.run(run.scenario, salt=1 + run.scenario.seed)))
             del junk
         return pairs
+
+    @cached_property
+    def is_repeatable(self) -> bool:
+        """Whether the policy decides the same twice."""
+        return all([d.choice for d in a.decisions] == [d.choice for d in b.decisions] for a, b in self.reruns)
 
     @cached_property
     def blame(self) -> dict[str, list[Fault]]:

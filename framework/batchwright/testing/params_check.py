@@ -28,16 +28,11 @@ def params(kit: Kit) -> None:
         again = _remade(policy, values)
         for changed in _changes(policy, values):
             _remade(policy, changed)
-        if len(kit.subject.policies()) == 1 and _is_repeatable(kit):
+        if len(kit.subject.policies()) == 1 and kit.is_repeatable:
             copies = Subject(partial(type(again).from_values, values), kit.subject.make_plugins())
             for run in (*kit.roomy[:2], *kit.tight[:1]):
                 other = Run(copies, run.scenario, run.options)
                 same("the same decisions of from_values(params.model_dump())", run, other)
-
-
-def _is_repeatable(kit: Kit) -> bool:
-    """Whether the policy itself decides the same again; if not, another check says so."""
-    return all([d.choice for d in a.decisions] == [d.choice for d in b.decisions] for a, b in kit.reruns)
 
 
 def _schema(policy: Policy) -> None:

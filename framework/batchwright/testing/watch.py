@@ -207,12 +207,12 @@ class Watch:
 
 def _difference(before: _Look, after: _Look) -> tuple[str, Any, Any]:
     """What differs, as it was and as it is."""
-    for name, (was, old), (now, new) in zip(_LISTS, before[0], after[0], strict=True):
+    for name, (was, old), (now, new) in zip(_LISTS, before[0], after[0], strict=False):  # none without a step
         if old != new:
             return f"step.{name}", _names(old), _names(new)
         if was is not now:
             return f"step.{name}", "the list it was", "another object"
-    for name, one, other in zip(_VALUES, before[1], after[1], strict=True):
+    for name, one, other in zip(_VALUES, before[1], after[1], strict=False):
         if one != other:
             return f"step.{name}", one, other
     for name, one, other in zip(
