@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 def check(
     policy: Annotated[
         str,
-        typer.Argument(
-            metavar="POLICY",
-            help="NAME, file.py, file.py:Class, module or module:Class, with :param=value,... behind a name or class.",
-        ),
+        typer.Argument(metavar="POLICY", help="NAME, file.py[:Class] or module[:Class]."),
     ] = "",
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="CHECK", help="Run this check only. Repeatable.")
@@ -49,10 +46,12 @@ def check(
       batchwright check my_package --expect stationary="it ages requests"
       batchwright check my_policy.py --only budgets --only progress
 
-    Each check runs small generated workloads, the same ones for the same seed, and asks one thing of the policy; a
-    file or module stands for all its policies. What fails is told in a sentence: what was expected, what the policy
-    did, in which step, and how to see it again. From Python and pytest: batchwright.testing.check_policy and
-    parametrize_checks.
+    POLICY is NAME, file.py, file.py:Class, module or module:Class, with :param=value,... behind a name or a class; a
+    file or module alone stands for all its policies.
+
+    Each check runs small generated workloads, the same ones for the same seed, and asks one thing of the policy. What
+    fails is told in a sentence: what was expected, what the policy did, in which step, and how to see it again. From
+    Python and pytest: batchwright.testing.check_policy and parametrize_checks.
 
     Exit code: 0; 1 when a check fails that --expect does not name, or one that it names passes; 2 for a wrong command
     line or no such policy.

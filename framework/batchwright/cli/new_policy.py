@@ -48,13 +48,8 @@ def new_policy(
       batchwright new-policy shortest-first --directory ~/policies
 
     It makes a folder batchwright-NAME with a package (policy, parameters, registration), tests that run the conformance
-    kit, a README and a CI file. The policy in it works; its rank is where to begin. Nothing is overwritten.
-
-    \b
-    Then:
-      pip install --editable ./batchwright-NAME
-      pytest batchwright-NAME
-      batchwright ab prefill_first NAME
+    kit, a README and a CI file. The policy in it works; its rank is where to begin. Nothing is overwritten. What to
+    type next (pip install, pytest, batchwright check, batchwright ab) is printed.
 
     Exit code: 0; 2 where the name cannot be, or its folder is there already.
     """
