@@ -8,7 +8,8 @@ from typing import Any
 
 from batchwright.testing import scenarios
 from batchwright.testing.conditions import other_addresses, other_clocks
-from batchwright.testing.run import Options, Run
+from batchwright.testing.decision import Options
+from batchwright.testing.run import Run
 from batchwright.testing.scenarios import Scenario
 from batchwright.testing.subject import Subject
 from batchwright.testing.watch import Fault, Mutation
