@@ -98,10 +98,12 @@ class Ranked(Ordered):
 
     Attributes:
         preemptive: whether newcomers pass and evict residents of a worse rank.
+        scans_waiting: False: a step looks at few of those who wait (a declaration that ``check_policy`` tests).
         queue: who waits.
     """
 
     preemptive: bool = False
+    scans_waiting: bool = False
 
     def __init__(self, params: Any = None, **values: Any) -> None:
         super().__init__(params, **values)

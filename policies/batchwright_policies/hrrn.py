@@ -46,6 +46,7 @@ class Hrrn(Ordered):
 
     Params = HrrnParams
     params: HrrnParams
+    scans_waiting = False  # but for a bounded number
     card: ClassVar[Card] = Card(
         source='Brinch Hansen, "An Analysis of Response Ratio Scheduling", IFIP Congress 1971',
         rules={

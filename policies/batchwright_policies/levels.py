@@ -53,8 +53,9 @@ class Levels(Ranked):
     def __init__(self, params: LevelsParams | None = None, **values: object) -> None:
         super().__init__(params, **values)
         p = self.params
-        self._quanta = [p.quantum * p.ratio**k for k in range(p.levels)]
-        self._ends = [list(accumulate(self._quanta[join:-1])) for join in range(p.levels)]
+        self._quanta = [p.quantum * p.ratio**k for k in range(p.levels - 1)]  # the last level has no end
+        self._ends = [list(accumulate(self._quanta[join:])) for join in range(p.levels)]
+        self._iteration = p.iteration_tokens
         self._promoted: dict[Request, int] = {}  # to the output tokens it had then
         self._since: OrderedDict[Request, int] = OrderedDict()  # when each that waits began to, the longest first
 
@@ -64,11 +65,12 @@ class Levels(Ranked):
 
     def level_of_first(self, service: float) -> int:
         """The first level whose quantum covers this much service."""
-        return min(bisect_left(self._quanta, service), self.params.levels - 1)
+        return bisect_left(self._quanta, service)
 
     def prompt_service(self, request: Request) -> float:
         """Iterations that computing its prompt takes, at least one."""
-        return max(1.0, request.num_prompt_tokens / self.params.iteration_tokens)
+        service = request.num_prompt_tokens / self._iteration
+        return service if service > 1 else 1.0
 
     def service(self, request: Request) -> float:
         """Iterations that it has had."""

@@ -47,6 +47,7 @@ class Lpm(Ordered):
 
     Params = LpmParams
     params: LpmParams
+    scans_waiting = False  # but for a bounded number
     card: ClassVar[Card] = Card(
         source="sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py, policy lpm",
         rules={

@@ -24,6 +24,7 @@ class MaxUtilization(Ordered):
     """
 
     stationary = True
+    scans_waiting = False
     card: ClassVar[Card] = Card(
         source="NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, MaxUtilizationScheduler",
         rules={

@@ -50,5 +50,6 @@ class Mlfq(Levels):
         since = self.since_promotion(request)
         if since is not None:
             return self.level_after(since)
-        join = self.level_of_first(self.prompt_service(request))
-        return self.level_after(self.service(request), join)
+        prompt, outputs = self.prompt_service(request), request.num_output_tokens
+        join = self.level_of_first(prompt)
+        return self.level_after(prompt + outputs - 1, join) if outputs else join

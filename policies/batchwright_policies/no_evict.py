@@ -25,6 +25,7 @@ class NoEvict(Ordered):
     """
 
     stationary = True
+    scans_waiting = False
     card: ClassVar[Card] = Card(
         source="NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, GuaranteedNoEvictScheduler",
         rules={

@@ -26,6 +26,7 @@ class Orca(Ordered):
 
     chunks = False
     stationary = True
+    scans_waiting = False
     card: ClassVar[Card] = Card(
         source='Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022',
         rules={

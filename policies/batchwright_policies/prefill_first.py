@@ -71,8 +71,8 @@ class PrefillFirst(Policy):
     @hookimpl
     def chunking(self, step: Step, request: Request) -> int:
         """Cut a prompt only when it is the first of the batch."""
-        fits = request.num_pending <= step.budget
-        return min(request.num_pending, step.budget) if fits or not step.batch else 0
+        pending, budget = request.num_pending, step.budget
+        return min(pending, budget) if pending <= budget or not step.batch else 0
 
     @hookimpl
     def preemption(self, step: Step, request: Request) -> Request | Literal[Hold.HOLD]:

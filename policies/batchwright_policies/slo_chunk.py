@@ -46,6 +46,7 @@ class SloChunk(Ordered):
     Params = SloChunkParams
     params: SloChunkParams
     uses_predict = True
+    scans_waiting = False
     card: ClassVar[Card] = Card(
         source='Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, '
         'section 4.3; Agrawal et al., "Medha", 2024, arXiv:2409.17264, adaptive chunking',

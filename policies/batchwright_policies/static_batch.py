@@ -25,6 +25,7 @@ class StaticBatch(Ordered):
 
     chunks = False
     stationary = True
+    scans_waiting = False
     card: ClassVar[Card] = Card(
         source='NVIDIA/FasterTransformer, as described in Yu et al., "Orca", OSDI 2022, section 2',
         rules={
