@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.kept import kept
 from batchwright.request import Request
 
 if TYPE_CHECKING:
@@ -85,27 +85,27 @@ class Batch:
     def __len__(self) -> int:
         return len(self._requests)
 
-    @cached_property
+    @kept
     def _others(self) -> Sequence[Request]:
         """The rows behind those of the roster."""
         return self._requests[self._riding :] if self._riding else self._requests
 
-    @cached_property
+    @kept
     def request_ids(self) -> list[str]:
         """Id of each row."""
         return [r.request_id for r in self._requests]
 
-    @cached_property
+    @kept
     def num_scheduled(self) -> Ints:
         """int32[n]: tokens of each row in this step."""
         return self._behind(np.ones(self._riding, dtype=np.int32), self._counts)
 
-    @cached_property
+    @kept
     def num_computed(self) -> Ints:
         """int32[n]: tokens of each row whose K and V lie in its blocks before this step."""
         return self._behind(self._lengths - 1, [r.num_computed for r in self._others])
 
-    @cached_property
+    @kept
     def _lengths(self) -> Ints:
         """int32: tokens of the rows of the roster."""
         return self._roster.arrays.lengths(self._order, self._steps) if self._roster is not None else _no_ints()
@@ -117,12 +117,12 @@ class Batch:
         rest = np.array(others, dtype=first.dtype)
         return np.concatenate((first, rest)) if len(first) else rest
 
-    @cached_property
+    @kept
     def context_lens(self) -> Ints:
         """int32[n]: tokens that the last token of each row attends to, itself included."""
-        return self.num_computed + self.num_scheduled
+        return self.num_computed + self.num_scheduled if self._counts else self._lengths
 
-    @cached_property
+    @kept
     def query_starts(self) -> Ints:
         """int32[n + 1]: row i's tokens are ``query_starts[i]:query_starts[i + 1]`` of the flat arrays."""
         if not self._counts:
@@ -131,18 +131,18 @@ class Batch:
         np.cumsum(self.num_scheduled, out=starts[1:])
         return starts
 
-    @cached_property
+    @kept
     def samples(self) -> NDArray[np.bool_]:
         """bool[n]: rows that sample a token, since nothing is pending after this step."""
         ends = [r.num_computed + n == r.num_tokens for r, n in zip(self._others, self._counts, strict=True)]
         return self._behind(np.ones(self._riding, dtype=np.bool_), ends)
 
-    @cached_property
+    @kept
     def is_decode(self) -> NDArray[np.bool_]:
         """bool[n]: rows that continue a request with its one last sampled token."""
         return self._behind(np.ones(self._riding, dtype=np.bool_), [not r.is_prefilling for r in self._others])
 
-    @cached_property
+    @kept
     def token_ids(self) -> Ints:
         """int32[T]: the tokens to compute."""
         parts = [self._roster.last_tokens(self._order)] if self._roster is not None else []
@@ -151,7 +151,7 @@ class Batch:
             parts.append(np.frombuffer(request._tokens[first : first + n], dtype=np.int32))
         return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _no_ints()
 
-    @cached_property
+    @kept
     def positions(self) -> Ints:
         """int32[T]: place of each token in its request, from 0."""
         if not self._counts:
@@ -159,7 +159,7 @@ class Batch:
         offset = np.repeat(self.num_computed - self.query_starts[:-1], self.num_scheduled)
         return (np.arange(self.num_tokens, dtype=np.int32) + offset).astype(np.int32, copy=False)
 
-    @cached_property
+    @kept
     def block_tables(self) -> Ints:
         """int32[n, widest]: KV blocks of each row in order; unused places are 0."""
         first = self._roster.arrays.block_tables(self._order) if self._roster is not None else None
@@ -174,23 +174,41 @@ class Batch:
             row[: len(table)] = table
         return out
 
-    @cached_property
+    @kept
     def slots(self) -> NDArray[np.int64]:
         """int64[T]: where each token's K and V go: block id * block_size + offset in the block."""
-        rows = np.repeat(np.arange(len(self)), self.num_scheduled) if self._counts else np.arange(self._riding)
-        block, offset = np.divmod(self.positions, self.block_size)
-        return self.block_tables[rows, block].astype(np.int64) * self.block_size + offset
+        size, tables, positions = self.block_size, self.block_tables, self.positions
+        if size & (size - 1):
+            number = positions // size
+            offset = positions - number * size
+        else:  # a power of two, as most often
+            number, offset = positions >> (size.bit_length() - 1), positions & (size - 1)
+        first = _up_to(len(self)) * tables.shape[1]  # of each row, in the tables laid flat
+        if self._counts:
+            first = np.repeat(first, self.num_scheduled)
+        first += number
+        slots: NDArray[np.int64] = tables.reshape(-1).take(first).astype(np.int64)
+        slots *= size
+        slots += offset
+        return slots
 
-    @cached_property
+    @kept
+    def sampled_tokens(self) -> NDArray[np.int64]:
+        """int64[m]: place among the T tokens of the last one of each row that samples."""
+        if not self._counts:
+            return _up_to(self._riding).copy()
+        return self.query_starts[1:][self.samples].astype(np.int64) - 1
+
+    @kept
     def _sampling_others(self) -> Sequence[Request]:
         return [r for r, s in zip(self._others, self.samples[self._riding :].tolist(), strict=True) if s]
 
-    @cached_property
+    @kept
     def seeds(self) -> NDArray[np.uint64]:
         """uint64[m]: as in ``sampling``, for a backend that needs no more of it."""
         return self._column("seed", np.uint64, [r._seed for r in self._sampling_others])
 
-    @cached_property
+    @kept
     def output_indices(self) -> NDArray[np.int64]:
         """int64[m]: as in ``sampling``, for a backend that needs no more of it."""
         first = np.zeros(0, dtype=np.int64)
@@ -203,7 +221,7 @@ class Batch:
             return self._behind(self._roster.arrays.sampling(name, self._order), others)
         return np.array(others, dtype=dtype)
 
-    @cached_property
+    @kept
     def sampling(self) -> SamplingArrays:
         """Sampling parameters of the rows of ``samples``."""
         params = [r.sampling_params for r in self._sampling_others]
@@ -218,6 +236,17 @@ class Batch:
 
 
 _NOBODY = np.zeros(0, dtype=np.intp)
+
+
+_numbers = np.arange(1024, dtype=np.int64)
+
+
+def _up_to(num: int) -> NDArray[np.int64]:
+    """int64[num]: 0, 1, 2 and so on; the same memory for all."""
+    global _numbers
+    if num > len(_numbers):
+        _numbers = np.arange(2 * num, dtype=np.int64)
+    return _numbers[:num]
 
 
 def _no_ints() -> Ints:

@@ -13,9 +13,10 @@ from batchwright.errors import PolicyError
 from batchwright.prefix_index import UNSHARED
 from batchwright.queues import put_first
 from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING, Request
+from batchwright.roster import BY_ADMISSION, EVERYBODY, NOBODY
 from batchwright.rules import NO_MORE, Rules
 from batchwright.state import State
-from batchwright.step import NOBODY, Step
+from batchwright.step import NOT_PREFILLING, Step
 
 
 class BatchBuilder:
@@ -46,7 +47,7 @@ class BatchBuilder:
                     continue
                 if isinstance(offer, Request):
                     self._offer(step, rules, offer)
-                elif offer is not NOBODY:
+                elif offer is not NOT_PREFILLING:
                     self._offer_each(step, rules, offer)
                 barren = 0 if len(step.batch) != before else barren + 1
                 if barren > enough:
@@ -75,22 +76,67 @@ class BatchBuilder:
             return False  # a prompt stands between decodes
         blocks = state.blocks
         if len(roster.growing) > blocks.num_free:
-            return False
+            self._ride_in_order(step, rules)
+            return True
         if roster.growing:
             blocks.append_each(roster.growing)
             roster.arrays.grew(roster.growing)
-            step._grown = dict.fromkeys(roster.growing, 1)
-        for request in roster.filling:
-            if request.num_tokens // blocks.block_size > request._num_registered:
-                step._fresh[request] = blocks.index.register_next(request, roster.block_tokens(request))
-            roster.filled(request)
-        roster.growing, roster.filling = [], []
-        roster.advancing = True
+            step._grown_by_one = roster.growing
+            roster.growing = []
+        if roster.filling:
+            roster.fill(roster.filling, step._fresh)
+            roster.filling = []
+        roster.advancing_to = EVERYBODY
         step.batch.extend(islice(state.residents, n) if state.prefilling else state.residents)
         step._num_riding = step.num_decodes = n
         if rules.counts_decodes:
             step.budget -= n
         return True
+
+    def _ride_in_order(self, step: Step, rules: Rules) -> None:
+        """``_ride`` where blocks are short: whoever lacks one is offered room in its turn, behind all before it."""
+        state, roster, blocks = self._state, self._state.roster, self._state.blocks
+        everybody = list(islice(state.residents, roster.count))
+        place = 0  # of the first who is not in the batch
+
+        def ride_up_to(last: int) -> None:
+            nonlocal place
+            riders = [r for r in everybody[place:last] if r._row >= 0]
+            place = last
+            step.batch.extend(riders)
+            step._num_riding += len(riders)
+            step.num_decodes += len(riders)
+            if rules.counts_decodes:
+                step.budget -= len(riders)
+
+        places = {request: index for index, request in enumerate(everybody)}
+        filling = set(roster.filling)
+        for request in sorted({*roster.growing, *filling}, key=BY_ADMISSION):
+            if request._row < 0:
+                continue  # evicted for one before it
+            ride_up_to(places[request])
+            roster.advancing_to = request._admission - 1
+            if request.num_tokens > request._room:
+                while not blocks.num_free and request._row >= 0:
+                    if not self._make_room(step, rules, request, "blocks"):
+                        place += 1
+                        break
+                if request._state != RESIDENT:
+                    continue
+                if request._row < 0 or not blocks.num_free:
+                    # Somebody of the batch was evicted, or this one stays out: the others go one by one.
+                    if roster.count:
+                        state.disband(step)
+                    self._offer_each(step, rules, everybody[place:])
+                    return
+                blocks.append(request)
+                roster.arrays.grew([request])
+                step._grown[request] = 1
+            if request in filling:
+                roster.fill([request], step._fresh)
+        ride_up_to(len(everybody))
+        roster.growing, roster.filling = [], []
+        roster.advancing_to = EVERYBODY
 
     def _newcomers(self, num: int) -> list[Request]:
         """The decodes that are not on the roster, so many, in order of admission; most often they are the newest."""
@@ -181,7 +227,7 @@ class BatchBuilder:
         """True: begin anew, since an eviction changed its prefix hit."""
         blocks, most = self._state.blocks, self._state.limits.max_num_residents
         hits = blocks.lookup(request)
-        request.num_computed = len(hits) * blocks.block_size
+        request._computed = len(hits) * blocks.block_size
         again = admitted = False
         try:
             num_tokens = self._num_tokens(step, rules, request)
@@ -194,9 +240,10 @@ class BatchBuilder:
             if again:
                 return True
             room = max(request.num_computed + num_tokens, rules.reserve(step, request))
-            while not blocks.can_allocate(request, room):
+            while not blocks.can_allocate(hits, room):
                 if not self._make_room(step, rules, request, "blocks"):
                     return False
+                hits = blocks.lookup(request)
                 again = self._state.early and len(blocks.lookup(request)) * blocks.block_size != request.num_computed
                 if again:
                     return True
@@ -204,7 +251,7 @@ class BatchBuilder:
         finally:
             if not admitted:
                 request.num_computed = 0
-        blocks.allocate(request, room)
+        blocks.allocate(request, hits, room)
         request._state = RESIDENT
         request._prefilling = True
         request.num_cached = request.num_computed
@@ -274,7 +321,7 @@ class BatchBuilder:
 
     def _take_out(self, step: Step, rules: Rules, request: Request) -> None:
         """Take a request out of the batch; what it was charged goes back."""
-        if self._state.roster.advancing:
+        if step._num_riding:
             self._state.disband(step)
         for block in step._fresh.pop(request, ()):
             self._state.blocks.unregister(block)
@@ -291,8 +338,10 @@ class BatchBuilder:
     def undo(self, step: Step) -> None:
         """Give back everything the batch took, last first; evictions stay."""
         blocks = self._state.blocks
-        if self._state.roster.advancing:
+        if step._num_riding:
             self._state.disband(step)
+        self._state.roster.advancing_to = NOBODY
+        step._grown.update(dict.fromkeys(step._grown_by_one, 1))
         for request in reversed(step.batch):
             for block in step._fresh.pop(request, ()):
                 blocks.unregister(block)
@@ -310,6 +359,7 @@ class BatchBuilder:
         step.batch.clear()
         step._admitted.clear()
         step._grown.clear()
+        step._grown_by_one = ()
         step.num_prefill_tokens = step.num_decodes = 0
         step.budget = self._state.limits.max_num_batched_tokens
 

@@ -17,7 +17,7 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.prefix_index import PrefixIndex
 from batchwright.request import RESIDENT, Request
 
-_MANY = 24
+_MANY = 100
 """Blocks from which on they are freed together: fewer cost less one by one."""
 
 
@@ -54,9 +54,8 @@ class BlockManager:
         """Blocks that nobody holds; they may still hold cached content."""
         return self._free.count
 
-    def can_allocate(self, request: Request, num_tokens: int) -> bool:
-        """Whether the free blocks suffice for a waiting request to hold ``num_tokens`` tokens."""
-        hits = self.lookup(request)
+    def can_allocate(self, hits: array[int], num_tokens: int) -> bool:
+        """Whether the free blocks suffice for a waiting request with these hits to hold ``num_tokens`` tokens."""
         total = max(-(-num_tokens // self.block_size), len(hits))
         if total <= self._free.count:
             return True
@@ -64,9 +63,8 @@ class BlockManager:
             return False
         return total - self._num_held(hits) <= self._free.count
 
-    def allocate(self, request: Request, num_tokens: int) -> None:
+    def allocate(self, request: Request, hits: array[int], num_tokens: int) -> None:
         """Give a waiting request its prefix hits and blocks for ``num_tokens`` tokens; ``can_allocate`` first."""
-        hits = self.lookup(request)
         if hits:
             blocks = np.frombuffer(hits, dtype=np.int32)
             references = self._all_references.take(blocks)
@@ -107,34 +105,39 @@ class BlockManager:
 
     def take_back(self, request: Request, num_blocks: int) -> None:
         """Undo ``append``: the last blocks of a resident become free, last first."""
-        for _ in range(num_blocks):
-            self._release(request.block_table.pop())
+        taken = [request.block_table.pop() for _ in range(num_blocks)]
+        self._release_each(taken)
         request._room -= num_blocks * self.block_size
 
     def deallocate(self, request: Request) -> None:
         """Free all blocks of a request, last to first; shared ones stay with the others that hold them."""
         table, request.block_table = request.block_table, []
+        table.reverse()
         if len(table) < _MANY:
-            for block in reversed(table):
-                self._release(block)
+            self._release_each(table)
         else:
-            self._release_all(np.array(table[::-1], dtype=np.int32))
+            self._release_all(np.array(table, dtype=np.int32))
+        table.reverse()
         if request._run is not None:
             request._run.end(request._num_registered)
             request._run = None
         request._room = request._num_registered = 0
 
-    def _release(self, block: int) -> None:
+    def _release_each(self, blocks: list[int]) -> None:
         references = self._references
-        references[block] -= 1
-        if not references[block]:
-            if self._uncached_first and not self._registered[block]:
-                self._free.put_first(block)
-            else:
-                self._free.put_last(block)
+        free = [block for block in blocks if references[block] == 1]
+        for block in blocks:
+            references[block] -= 1
+        if self._uncached_first:
+            registered = self._registered
+            for block in free:
+                if not registered[block]:
+                    self._free.put_first(block)
+            free = [block for block in free if registered[block]]
+        self._free.put_last(free)
 
     def _release_all(self, blocks: NDArray[np.int32]) -> None:
-        """``_release`` of many, in this order; no block is twice in a table."""
+        """``_release_each`` of many; no block is twice in a table."""
         left = self._all_references.take(blocks) - 1
         self._all_references[blocks] = left
         blocks = blocks[left == 0]

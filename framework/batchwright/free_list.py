@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,10 @@ class FreeList:
     def take_all(self, num_blocks: int) -> list[int]:
         """Remove and return so many from the head. There must be as many: the scheduler counts before it takes."""
         following = self._next
-        block, blocks = following[-1], []
-        for _ in range(num_blocks):
-            blocks.append(block)
-            block = following[block]
-        following[-1] = block
-        self._previous[block] = len(following) - 1
+        block = -1  # the sentinel, whose next is the head
+        blocks = [block := following[block] for _ in range(num_blocks)]
+        head = following[-1] = following[block]
+        self._previous[head] = len(following) - 1
         self.count -= num_blocks
         return blocks
 
@@ -56,14 +54,18 @@ class FreeList:
             preceding[after] = before
         self.count -= len(blocks)
 
-    def put_last(self, block: int) -> None:
-        """Add a block that will be reused after all the others."""
-        end = len(self._next) - 1
-        tail = self._previous[end]
-        self._next[tail] = self._previous[end] = block
-        self._previous[block] = tail
-        self._next[block] = end
-        self.count += 1
+    def put_last(self, blocks: Sequence[int]) -> None:
+        """Add blocks that will be reused after all the others, in this order."""
+        following, preceding = self._next, self._previous
+        end = len(following) - 1
+        tail = preceding[end]
+        for block in blocks:
+            following[tail] = block
+            preceding[block] = tail
+            tail = block
+        following[tail] = end
+        preceding[end] = tail
+        self.count += len(blocks)
 
     def put_first(self, block: int) -> None:
         """Add a block that will be reused next."""
@@ -75,7 +77,7 @@ class FreeList:
         self.count += 1
 
     def put_last_all(self, blocks: NDArray[np.int32]) -> None:
-        """Add blocks that will be reused after all the others, in this order."""
+        """``put_last`` for an array of many."""
         end = len(self._next) - 1
         self._link(self._previous[end], blocks, end)
 

@@ -26,6 +26,8 @@ BEHIND, ANSWERS = 1, 2
 _NO_BLOCKS = array("i")
 _HASH = struct.Struct("=Q")
 _TOKEN_BYTES = array("i").itemsize
+_MANY = 8
+"""Blocks from which on they are registered together: fewer cost less one by one."""
 _STRIDE = 256
 """Blocks of a run that are confirmed together, at first: few enough to part early, many enough to be fast."""
 UNSHARED = 2**62
@@ -97,6 +99,8 @@ class PrefixIndex:
         known: set[int] | None = None
         if request._hit_key is not None:
             position, added, known = request._hit_key
+            if position == now and added == self._num_added:
+                return hits
             stale = False
             if hits and position != now:
                 if known is None:
@@ -179,12 +183,44 @@ class PrefixIndex:
         size, new = self._size, []
         first, last = request._num_registered, num_tokens // size
         if first < last:
-            for (tokens,) in self._split(request._known[first * size : last * size].tobytes()):
-                registered = self.register_next(request, tokens)
+            tokens = request._known[first * size : last * size].tobytes()
+            if last - first >= _MANY and self._register_all(request, first, last, tokens):
+                return request.block_table[first:last]
+            for (part,) in self._split(tokens):
+                registered = self.register_next(request, part)
                 if not registered:
                     break
                 new += registered
         return new
+
+    def _register_all(self, request: Request, first: int, last: int, tokens: bytes) -> bool:
+        """``register`` blocks of which none is known yet; False, and nothing done, where one is."""
+        hashes, blocks = request._hashes, request.block_table[first:last]
+        parts = list(self._split(tokens))
+        digest = hashes[-1] if hashes else 0
+        hashes += [digest := xxh3_64_intdigest(part, digest) for (part,) in parts[len(hashes) - first :]]
+        mine = hashes[first:last]
+        if not self._answering.keys().isdisjoint(mine):
+            return False
+        before = len(self._answering)
+        self._answering.update(zip(mine, blocks, strict=True))
+        if len(self._answering) - before < last - first:  # two of them have one hash
+            for digest in set(mine):
+                del self._answering[digest]
+            return False
+        self._num_added += last - first
+        run = request._run
+        if run is None:
+            run = request._run = Run(request.block_table, first)
+        prefix = hashes[first - 1] if first else 0
+        registered, run_of, pack, memory, width = self.registered, self._run_of, self._pack, self._bytes, self._width
+        for block, digest, (part,) in zip(blocks, mine, parts, strict=True):
+            registered[block] = ANSWERS
+            run_of[block] = run
+            pack(memory, block * width, digest, prefix, part)
+            prefix = digest
+        request._num_registered = last
+        return True
 
     def register_next(self, request: Request, tokens: bytes) -> list[int]:
         """``register`` the next block of a resident; it is full, and these are its tokens."""

@@ -95,8 +95,9 @@ def pack_tokens(token_ids: Prompt, field: str = "prompt_token_ids") -> array[int
         raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and some are not") from None
     if not tokens:
         raise InvalidRequestError(f"{field} is empty: a prompt has at least one token")
-    lowest = int(np.frombuffer(tokens, dtype=np.int32).min())
-    if lowest < 0:
+    numbers = np.frombuffer(tokens, dtype=np.int32)
+    if np.bitwise_or.reduce(numbers) < 0:  # the sign of any
+        lowest = int(numbers.min())
         raise InvalidRequestError(f"{field} must be ints in [0, 2^31), and {lowest} is among them")
     return tokens
 
@@ -287,7 +288,7 @@ class Request:
     @property
     def num_scheduled(self) -> int:
         """Tokens in the batch of the present step; 0: it is not in it."""
-        return 1 if self._row >= 0 and self._roster.advancing else self._scheduled
+        return 1 if self._row >= 0 and self._admission <= self._roster.advancing_to else self._scheduled
 
     @num_scheduled.setter
     def num_scheduled(self, value: int) -> None:

@@ -29,7 +29,7 @@ def checked_tokens(token_ids: Sequence[int], vocab_size: int) -> tuple[list[int]
     Raises:
         BackendError: something is no token id, or outside the vocabulary.
     """
-    ids: list[int] = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+    ids: list[int] = token_ids.tolist() if isinstance(token_ids, np.ndarray) else [*token_ids]
     try:
         packed = np.frombuffer(array("I", ids), dtype=np.uint32)  # checks type, sign and size of all at once
     except (TypeError, OverflowError) as error:
@@ -47,7 +47,7 @@ def take_results(
     Raises:
         BackendError: too few or too many tokens; nothing was touched.
     """
-    if failed and state.roster.advancing:
+    if failed and step._num_riding:
         state.disband(step)
     riding = step._num_riding
     others: Sequence[Request] = ()

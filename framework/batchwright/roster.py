@@ -28,6 +28,8 @@ RECENT = 256
 _HALF = RECENT // 2
 _ROW = RECENT + 16  # so that equal places of neighbouring rows do not share a cache set
 _BYTES = 4
+NOBODY, EVERYBODY = 0, 2**62
+"""Admissions that are before, and after, any there is."""
 BY_ADMISSION = attrgetter("_admission")
 
 Ints = NDArray[np.int32]
@@ -41,7 +43,7 @@ class Roster:
         count: how many there are.
         steps: how often the roster has advanced.
         last_ns: end of the step in which it advanced last.
-        advancing: it is in the batch of the present step, whole.
+        advancing_to: number of an admission; those admitted up to it are in the batch of the present step.
         growing: who lacks a block in the next step, in order of admission.
         filling: whose last block the next step fills, in order of admission; where blocks are registered as they are
             scheduled.
@@ -52,11 +54,12 @@ class Roster:
         """Takes the pool, and whether full blocks are registered when they are scheduled."""
         self._size = blocks.block_size
         self._early = early
-        self._register = blocks.index.register_next if blocks.cache.enabled and not early else None
+        self._late = blocks.cache.enabled and not early
+        self._register = blocks.index.register_next
         self._settle_every = max(1, _HALF // blocks.block_size)  # blocks
         self.steps = 0
         self.last_ns: int | None = None
-        self.advancing = False
+        self.advancing_to = NOBODY
         self._tokens: Ints = np.zeros((0, _ROW), dtype=np.int32)
         self._flat = self._tokens.reshape(-1)  # the same memory
         self._bytes = memoryview(b"")  # the same memory
@@ -161,15 +164,14 @@ class Roster:
                 self._write_down(request)
         self._riders[:] = [None] * len(self._riders)
         self._alive[:] = False
-        self.advancing = False
+        self.advancing_to = NOBODY
         self._clear()
 
     def _write_down(self, request: Request) -> None:
         self.settle(request)
         request._last_token_ns = request.last_token_ns
+        request._scheduled = request.num_scheduled
         request._row = -1
-        if self.advancing:
-            request._scheduled = 1
 
     # Advancing ----------------------------------------------------------------------------------------------
 
@@ -190,11 +192,11 @@ class Roster:
         if due is None:
             return []
         ending = []
-        size, register, block_tokens = self._size, self._register, self.block_tokens
+        size, late, register, block_tokens = self._size, self._late, self._register, self.block_tokens
         # Who left and came back meanwhile may stand there twice.
         for request in sorted({r for r in due if r._due == steps and r._row >= 0}, key=BY_ADMISSION):
             length = steps + request._offset
-            if register is not None and (length - 1) // size > request._num_registered:
+            if late and (length - 1) // size > request._num_registered:
                 register(request, block_tokens(request))
             if length < request._end and request._stop_check is None:
                 self._look_again(request, length)
@@ -238,10 +240,15 @@ class Roster:
         due = request._due = self.steps + steps
         self._calendar[due].append(request)
 
-    def filled(self, request: Request) -> None:
-        """A request's last block is full with this step, so the one after it may need another."""
-        if request.num_tokens == request._room:
-            self._growing_next.append(request)
+    def fill(self, requests: Sequence[Request], fresh: dict[Request, list[int]]) -> None:
+        """These fill their last block with this step: register it, into ``fresh``; the step after may need another."""
+        size, register = self._size, self._register
+        for request in requests:
+            length = self.steps + request._offset
+            if length // size > request._num_registered:
+                fresh[request] = register(request, self.block_tokens(request))
+            if length == request._room:
+                self._growing_next.append(request)
 
     # Tokens -------------------------------------------------------------------------------------------------
 
@@ -270,5 +277,4 @@ class Roster:
 
     def last_tokens(self, order: Rows) -> Ints:
         """int32[n]: the last token of each of these rows."""
-        last: Ints = self._tokens[order, (self.steps - 1) % RECENT]
-        return last
+        return self._flat[(self.steps - 1) % RECENT :].take(self._places if order is self._order else order * _ROW)

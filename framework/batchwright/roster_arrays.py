@@ -75,8 +75,9 @@ class RosterArrays:
             for row, request in enumerate(self._riders):
                 if request is not None:
                     self._fill_table(row, request.block_table)
-        widest = int(self._widths[order].max(initial=0))
-        return self._tables[:, :widest].take(order, axis=0)
+        widest = int(np.maximum.reduce(self._widths.take(order), initial=0))
+        tables = self._tables.take(order, axis=0)
+        return tables if widest == tables.shape[1] else tables[:, :widest].copy()
 
     def grew(self, requests: Sequence[Request]) -> None:
         """These took one more block each."""

@@ -35,9 +35,12 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.request import RESIDENT, WAITING, Request
 from batchwright.resolve import default_policy, resolve_policy
 from batchwright.results import Over, checked_tokens, take_results
+from batchwright.roster import NOBODY
 from batchwright.rules import Rules
 from batchwright.state import State
 from batchwright.step import Step
+
+_NO_IDS: frozenset[int] = frozenset()
 
 
 class Scheduler:
@@ -165,7 +168,8 @@ class Scheduler:
         params = request.sampling_params
         length = max_tokens if num_output_tokens is None else min(max_tokens, num_output_tokens)
         request._end = request.num_prompt_tokens + length
-        request._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        stop_ids = self._eos if not params.ignore_eos else _NO_IDS
+        request._stop_ids = stop_ids.union(params.stop_token_ids) if params.stop_token_ids else stop_ids
         request._seed = (
             params.seed if params.seed is not None else xxh3_64_intdigest(request.request_id.encode(), self._seed)
         )
@@ -303,16 +307,18 @@ class Scheduler:
         self._batch = None
         all_decoded = step._num_riding == len(step.batch) == len(self.running)
         self._state.steady = all_decoded and self._repeats and step._by_policy and not self._state.queue
-        for request in step.batch if failed else ():  # what a failed row wrote must not be shared
-            for block in step._fresh.get(request, ()) if request.request_id in (failed or ()) else ():
-                self.blocks.unregister(block)
-        step.finished = [r for r, _ in over]
-        for request, reason in over:
-            self._state.end(request, reason)
-        self._tell_end(step, over, StepResult(ids, now - step.now, failed or {}))
+        if failed:  # what a failed row wrote must not be shared
+            for request in step.batch:
+                for block in step._fresh.get(request, ()) if request.request_id in failed else ():
+                    self.blocks.unregister(block)
+        if over:
+            step.finished = [r for r, _ in over]
+            for request, reason in over:
+                self._state.end(request, reason)
+        self._tell_end(step, over, ids, failed or {})
         return step
 
-    def _tell_end(self, step: Step, over: Over, result: StepResult) -> None:
+    def _tell_end(self, step: Step, over: Over, ids: Sequence[int], failed: Mapping[str, str]) -> None:
         """Tell observers of a step that is done; all who ended have ended, so they may abort others, or add."""
         try:
             if self._hooks.request_finished:
@@ -320,9 +326,10 @@ class Scheduler:
                     self._state.tell(self._hooks.request_finished, request, reason)
             self._gather_events(step)
             if self._hooks.step_finished:
+                result = StepResult(ids, step.end - step.now if step.end is not None else 0, failed)
                 self._state.tell(self._hooks.step_finished, step, result)
         finally:
-            self._state.roster.advancing = False
+            self._state.roster.advancing_to = NOBODY
             riding = 0 if step._aborted else step._num_riding
             for request in (*step.batch[riding:], *step.finished):
                 request._scheduled = 0
@@ -344,7 +351,7 @@ class Scheduler:
         self._batch = None
         step = self.step
         step.end = now
-        if self._state.roster.advancing:
+        if step._num_riding:
             self._state.disband(step)
         for fresh in step._fresh.values():  # registered, and now never computed
             for block in fresh:
@@ -359,7 +366,7 @@ class Scheduler:
                 request.error = error
                 self._state.end(request, "error")
         step.events.append({"step": step.index, "kind": "backend_fault", "error": error, "retried": retry})
-        self._tell_end(step, [(r, "error") for r in step.finished], StepResult((), now - step.now, {}))
+        self._tell_end(step, [(r, "error") for r in step.finished], (), {})
         return step
 
     # Policies and plugins -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from batchwright.state import State
 
 
-NOBODY: tuple[Request, ...] = ()
+NOT_PREFILLING: tuple[Request, ...] = ()
 """Those who are prefilling, where none is."""
 
 
@@ -89,6 +89,7 @@ class Step:
         "_decodes",
         "_fresh",
         "_grown",
+        "_grown_by_one",
         "_num_riding",
         "_prefilling",
         "_state",
@@ -133,6 +134,7 @@ class Step:
         self._aborted = False  # somebody of the batch was aborted after it was scheduled
         self._admitted: dict[Request, None] = {}  # by this step, still resident
         self._grown: dict[Request, int] = {}  # blocks taken in this step by who was resident before it
+        self._grown_by_one: Sequence[Request] = ()  # further ones, of the roster
         self._fresh: dict[Request, list[int]] = {}  # blocks registered before they are computed (visible: scheduled)
         self._prefilling: tuple[Request, ...] | None = None
         self._by_policy = True  # not by the fallback
@@ -153,7 +155,7 @@ class Step:
     def prefilling(self) -> Sequence[Request]:
         """Residents that have sampled no token since their admission, in order of admission."""
         if self._prefilling is None:
-            self._prefilling = tuple(self._state.prefilling) if self._state.prefilling else NOBODY
+            self._prefilling = tuple(self._state.prefilling) if self._state.prefilling else NOT_PREFILLING
         return self._prefilling
 
     @property

@@ -29,6 +29,11 @@ def _check(batch: Batch, block_size: int) -> None:
         (batch.samples, [r.num_computed + r.num_scheduled == r.num_tokens for r in requests], np.bool_),
         (batch.is_decode, [r.is_decode for r in requests], np.bool_),
         (batch.token_ids, [(*r.prompt_token_ids, *r.output_token_ids)[place] for r, place in flat], np.int32),
+        (
+            batch.sampled_tokens,
+            [i for i, (r, place) in enumerate(flat) if place == r.num_tokens - 1],
+            np.int64,
+        ),
         (batch.positions, [place for _, place in flat], np.int32),
         (
             batch.slots,

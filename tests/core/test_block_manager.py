@@ -81,10 +81,10 @@ class Twin:
         need = max(-(-num_tokens // BS), len(hits)) - sum(b not in self.brute.free for b in hits)
         assert self.blocks.blocks_needed(request, num_tokens) == need
         fits = need <= len(self.brute.free)
-        assert self.blocks.can_allocate(request, num_tokens) == fits
+        assert self.blocks.can_allocate(self.blocks.lookup(request), num_tokens) == fits
         if not fits:
             return False
-        self.blocks.allocate(request, num_tokens)
+        self.blocks.allocate(request, self.blocks.lookup(request), num_tokens)
         request._state = RESIDENT
         self.brute.adopt(hits)
         self.computed[request] = len(hits) * BS
@@ -205,8 +205,8 @@ def test_without_a_cache_nothing_is_shared() -> None:
     blocks = BlockManager(8, 2, PrefixCache(enabled=False))
     first, second = Request("a", [1, 2, 3, 4, 5]), Request("b", [1, 2, 3, 4, 5])
     for request in (first, second):
-        assert blocks.can_allocate(request, 5) and not blocks.lookup(request)
-        blocks.allocate(request, 5)
+        assert not blocks.lookup(request) and blocks.can_allocate(blocks.lookup(request), 5)
+        blocks.allocate(request, blocks.lookup(request), 5)
         assert blocks.register(request, 5) == []
     assert (first.block_table, second.block_table) == ([0, 1, 2], [3, 4, 5])
     assert blocks.num_free == 2
@@ -215,7 +215,7 @@ def test_without_a_cache_nothing_is_shared() -> None:
 def test_append_and_take_back_leave_no_trace() -> None:
     blocks = BlockManager(6, 2)
     request = Request("a", [1, 2, 3])
-    blocks.allocate(request, 3)
+    blocks.allocate(request, blocks.lookup(request), 3)
     before = list(blocks._free)
     blocks.append(request, 3)
     assert request._room == 10
@@ -227,7 +227,7 @@ def test_append_and_take_back_leave_no_trace() -> None:
 def test_equal_content_is_shared_across_requests_only_as_far_as_it_is_equal() -> None:
     blocks = BlockManager(16, 4)
     first = Request("a", [*range(12), 99])
-    blocks.allocate(first, 13)
+    blocks.allocate(first, blocks.lookup(first), 13)
     blocks.register(first, 13)
     for prompt, num_hits in [
         ([*range(12)], 2),  # exactly three blocks: the last is never taken from the cache

@@ -34,7 +34,10 @@ def test_it_is_a_list(num_blocks: int, todo: list[tuple[str, int]]) -> None:
         elif what.endswith("_all"):
             some = taken[number % 4 :]
             taken = taken[: number % 4]
-            if what == "first_all":
+            if what == "last_all" and number % 2:
+                free.put_last(some)
+                model += some
+            elif what == "first_all":
                 free.put_first_all(as_array(some))
                 model = some + model
             else:
@@ -46,7 +49,7 @@ def test_it_is_a_list(num_blocks: int, todo: list[tuple[str, int]]) -> None:
                 free.put_first(block)
                 model.insert(0, block)
             else:
-                free.put_last(block)
+                free.put_last([block])
                 model.append(block)
         assert list(free) == model
         assert free.count == len(model)
@@ -56,5 +59,5 @@ def test_it_starts_in_order() -> None:
     free = FreeList(3)
     assert free.take_all(3) == [0, 1, 2]
     assert free.count == 0 and list(free) == []
-    free.put_last(1)
+    free.put_last([1])
     assert list(free) == [1]

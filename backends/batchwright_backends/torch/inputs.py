@@ -13,7 +13,7 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepInputs:
     """Arrays of n rows and T tokens, the rows' tokens flat behind each other.
 
@@ -45,7 +45,7 @@ class StepInputs:
             starts=batch.query_starts,
             context_lens=batch.context_lens,
             block_tables=batch.block_tables,
-            sampled=batch.query_starts[1:][batch.samples].astype(np.int64) - 1,
+            sampled=batch.sampled_tokens,
         )
 
     @classmethod
