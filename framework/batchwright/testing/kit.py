@@ -81,7 +81,7 @@ class Kit:
     @cached_property
     def roomy(self) -> list[Run]:
         """Plain runs."""
-        return [self.run(s) for s in self.scenarios(scenarios.roomy, 8)]
+        return [self.run(s) for s in self._some((scenarios.roomy, 6), (scenarios.busy, 2))]
 
     @cached_property
     def tight(self) -> list[Run]:
@@ -112,7 +112,7 @@ class Kit:
     def reruns(self) -> list[tuple[Run, Run]]:
         """Runs, and the same again under other conditions that no decision may depend on."""
         pairs = list(zip(self.thorough, (*self.roomy[:3], *self.tight[:2]), strict=False))
-        for run in (*self.roomy[:5], *self.tight[:4]):
+        for run in (*self.roomy[:3], *self.roomy[-2:], *self.tight[:4]):
             junk = other_addresses(run.scenario.seed)
             with other_clocks():
                 pairs.append((run, self.run(run.scenario, salt=1 + run.scenario.seed)))
@@ -153,7 +153,8 @@ class Kit:
 
         The default policy builds the steps that fail, so that a run goes on and meets both.
         """
-        runs = [self.run(s, fallback=True) for s in self._some((scenarios.roomy, 8), (scenarios.tight, 6))]
+        plans = self._some((scenarios.roomy, 6), (scenarios.busy, 2), (scenarios.tight, 6))
+        runs = [self.run(s, fallback=True) for s in plans]
         # policy_attached meets full queues only in these:
         runs += [self.run(s, fallback=True, swaps=True) for s in self._for_swaps]
         kinds: dict[tuple[str, str, str], bool] = {}
