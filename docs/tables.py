@@ -162,10 +162,33 @@ def models() -> str:
     return table(("name", "shape from"), rows)
 
 
+def scheduler_cost() -> str:
+    """The committed figures of ``benchmarks/scheduler.py``: times, and the worst policy's share of each peer's."""
+    figures = json.loads((FOLDER.parent / "benchmarks" / "results" / "scheduler.json").read_text(encoding="utf-8"))
+    peers = ("nano-vllm", "vllm", "yardstick")
+    others = (*peers, "sorts_all")
+
+    def short(value: float) -> str:
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+    rows = []
+    for row in figures["rows"]:
+        ours = {name: value for name, value in row["medians"].items() if name not in others}
+        ends = [short(min(ours.values())), short(max(ours.values()))]
+        cells = [row["row"], row["unit"], " to ".join(dict.fromkeys(ends))]
+        for peer in peers:
+            theirs = row["medians"].get(peer)
+            worst = max(ours.values()) / theirs if theirs else 0.0
+            cells += [short(theirs) if theirs else "", f"{worst:.2g}" if theirs and peer != "yardstick" else ""]
+        rows.append(cells[:-1])
+    return table(("row", "unit", "ours", "nano-vLLM", "ours / its", "vLLM", "ours / its", "yardstick"), rows)
+
+
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
     plugins = load_plugins()
     own = {n: k for n, k in plugins.policies.items() if plugins.origin["policies", n] == "policies"}
+    own = {n: k for n, k in own.items() if not (FOLDER / "policies" / f"{n}.md").exists()}  # others have a page each
     policies = {f"policy {n}": (lambda k=k: of_model(k.Params)) for n, k in own.items()}
     return {
         "config": config,
@@ -178,6 +201,7 @@ def makers() -> dict[str, Callable[[], str]]:
         "gpus": gpus,
         "residuals": residuals,
         "models": models,
+        "scheduler cost": scheduler_cost,
         **policies,
     }
 

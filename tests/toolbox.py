@@ -14,6 +14,12 @@ from fake_backend import FakeBackend, expected_tokens
 
 SHIPPED = sorted(name for (kind, name), by in load_plugins().origin.items() if kind == "policies" and by == "policies")
 """Names of the first-party policies."""
+BASIC = ["prefill_first", "stall_free", "vllm_v1"]
+"""Those that tests of the core run all of; the others are tested in tests/policies."""
+CHUNKING = [name for name in SHIPPED if load_plugins().policy(name).chunks]
+"""Those that cut prompts, so that no prompt is too long for the budget."""
+EVICTING = [name for name in SHIPPED if name not in ("no_evict", "orca", "static_batch")]
+"""Those that may evict somebody; the others take all blocks at admission."""
 
 
 # Requests --------------------------------------------------------------------------------------------------------

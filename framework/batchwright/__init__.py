@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from batchwright.batch import Batch
     from batchwright.block_manager import BlockManager
+    from batchwright.card import Card
     from batchwright.config import EngineConfig
     from batchwright.engine import Engine
     from batchwright.errors import (
@@ -40,11 +41,13 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from batchwright.hookspecs import HOLD, Refusal, hookimpl
+    from batchwright.lazy_heap import LazyHeap
     from batchwright.limits import Limits
     from batchwright.llm import LLM
     from batchwright.outputs import CompletionOutput, RequestOutput
     from batchwright.policy import Params, Policy
     from batchwright.prefix_cache import PrefixCache
+    from batchwright.ranked import Ordered, Ranked
     from batchwright.request import SLO, Request
     from batchwright.sampling_params import SamplingParams
     from batchwright.scheduler import Scheduler
@@ -61,6 +64,7 @@ _HOME = {
     "VirtualClock": "batchwright.backend",
     "Batch": "batchwright.batch",
     "BlockManager": "batchwright.block_manager",
+    "Card": "batchwright.card",
     "EngineConfig": "batchwright.config",
     "Engine": "batchwright.engine",
     "BackendError": "batchwright.errors",
@@ -79,6 +83,7 @@ _HOME = {
     "HOLD": "batchwright.hookspecs",
     "Refusal": "batchwright.hookspecs",
     "hookimpl": "batchwright.hookspecs",
+    "LazyHeap": "batchwright.lazy_heap",
     "Limits": "batchwright.limits",
     "LLM": "batchwright.llm",
     "CompletionOutput": "batchwright.outputs",
@@ -86,6 +91,8 @@ _HOME = {
     "Params": "batchwright.policy",
     "Policy": "batchwright.policy",
     "PrefixCache": "batchwright.prefix_cache",
+    "Ordered": "batchwright.ranked",
+    "Ranked": "batchwright.ranked",
     "SLO": "batchwright.request",
     "Request": "batchwright.request",
     "SamplingParams": "batchwright.sampling_params",
@@ -107,6 +114,7 @@ __all__ = [
     "BatchwrightError",
     "BlockManager",
     "Capacity",
+    "Card",
     "CasesError",
     "ComparisonError",
     "CompletionOutput",
@@ -115,12 +123,15 @@ __all__ = [
     "EngineConfig",
     "InfeasibleRequestError",
     "InvalidRequestError",
+    "LazyHeap",
     "Limits",
+    "Ordered",
     "Params",
     "PluginError",
     "Policy",
     "PolicyError",
     "PrefixCache",
+    "Ranked",
     "RealClock",
     "Refusal",
     "RefusedRequestError",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from batchwright.errors import PolicyError
 from batchwright.prefix_index import UNSHARED
@@ -24,6 +24,7 @@ class BatchBuilder:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._max_num_seqs, self._block_size = state.limits.max_num_seqs, state.blocks.block_size
 
     def build(self, step: Step, rules: Rules, *, fallback: bool = False) -> None:
         """Ask the policy whom to offer room, and make the batch.
@@ -38,7 +39,19 @@ class BatchBuilder:
         enough = 10 * (len(self._state.queue) + len(self._state.residents)) + 1000
         offers = rules.admission(step)
         try:
-            while (offer := rules.next_offer(step, offers)) is not NO_MORE:
+            while True:
+                offer: Any
+                try:
+                    offer = next(offers, NO_MORE)
+                except PolicyError:
+                    raise
+                except Exception as error:
+                    raise rules.raised(step, "admission", error) from error
+                if offer is NO_MORE:
+                    break
+                if self._offer_ready(step, rules, offer):
+                    barren = 0
+                    continue
                 before = len(step.batch)
                 if (offer is running or offer is step._decodes) and self._ride(step, rules):
                     if offer is running and step.prefilling:
@@ -149,37 +162,41 @@ class BatchBuilder:
         return found[::-1]
 
     def _offer_each(self, step: Step, rules: Rules, offers: Iterable[Request]) -> None:
-        """A sequence of offers. Decodes that need nothing go in at once."""
-        own = offers is not None and (offers is step.running or offers is step._decodes or offers is step._prefilling)
-        state = self._state
-        counts, most, size = rules.counts_decodes, state.limits.max_num_seqs, state.blocks.block_size
-        batch = step.batch
-        for request in offers if own else rules.sequence(step, offers):
-            if len(batch) >= most:
+        """A sequence of offers."""
+        most = self._max_num_seqs
+        for request in rules.sequence(step, offers):
+            if len(step.batch) >= most:
                 return  # nobody looks in between, and all that follow would get nothing
-            if (
-                own
-                and not request._prefilling
-                and request._state == RESIDENT
-                and not request._scheduled
-                and request._row < 0
-                and len(request._known) <= request._room
-                and (step.budget > 0 or not counts)
-                and not (state.early and len(request._known) % size == 0)
-            ):
-                request._scheduled = 1
-                batch.append(request)
-                step.num_decodes += 1
-                if counts:
-                    step.budget -= 1
-            else:
+            if not self._offer_ready(step, rules, request):
                 self._offer(step, rules, request)
-                batch = step.batch
+
+    def _offer_ready(self, step: Step, rules: Rules, request: object) -> bool:
+        """A decode that needs nothing but its place in the batch; False, and nothing done, for anything else."""
+        if not isinstance(request, Request) or request._state != RESIDENT or request._prefilling:
+            return False
+        state, batch, length = self._state, step.batch, len(request._known)
+        if (
+            request._scheduled
+            or request._row >= 0
+            or length > request._room
+            or request._roster is not state.roster  # it is of another scheduler
+            or (state.early and not length % self._block_size)
+            or len(batch) >= self._max_num_seqs
+        ):
+            return False
+        if rules.counts_decodes:
+            if step.budget <= 0:
+                return False
+            step.budget -= 1
+        request._scheduled = 1
+        batch.append(request)
+        step.num_decodes += 1
+        return True
 
     def _offer(self, step: Step, rules: Rules, request: Request) -> None:
         """One offer, by the contract: into the batch, or no trace but the evictions made for it."""
         self._check_offer(step, rules, request)
-        if request._state == PREEMPTED or len(step.batch) >= self._state.limits.max_num_seqs:
+        if request._state == PREEMPTED or len(step.batch) >= self._max_num_seqs:
             return
         if request._state == RESIDENT:
             if request._row >= 0:

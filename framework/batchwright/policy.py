@@ -37,6 +37,7 @@ class Policy:
         stationary: with no arrival, end, eviction or abort, what the last step decided is decided again; while nobody
             waits and all residents decode, such a policy is not asked anew. Not inherited by a class that has decision
             hooks of its own: it says so again.
+        scans_waiting: whether a step may look at all who wait; False: at few of them, however many there are.
         params: this object's parameters.
     """
 
@@ -45,6 +46,7 @@ class Policy:
     budget_counts_decodes: bool = True
     uses_predict: bool = False
     stationary: bool = False
+    scans_waiting: bool = True
     params: Any = Params()  # a policy whose __init__ does not call this one's has no parameters
 
     def __init__(self, params: AnyParams | None = None, **values: Any) -> None:

@@ -42,6 +42,9 @@ class QueueView(Sequence[Request]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
+            start, stop, step = index.start or 0, index.stop, index.step or 1
+            if step > 0 <= start and stop is not None and stop >= 0:  # a head of it costs what it holds
+                return list(islice(self._order, start, stop, step))
             return list(self._order)[index]
         if not -len(self._order) <= index < len(self._order):
             raise IndexError(f"place {index} of a queue of {len(self._order)}")

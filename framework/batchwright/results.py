@@ -54,7 +54,9 @@ def take_results(
     samples: Sequence[bool] = ()
     if riding != len(step.batch):
         others = step.batch[riding:]
-        samples = [r.num_computed + r._scheduled == r.num_tokens for r in others]
+        samples = [
+            (not r._prefilling and r._state == RESIDENT) or r._computed + r._scheduled == len(r._known) for r in others
+        ]
     expected = riding + sum(samples)
     if expected != len(ids):
         rows = f"a batch with {expected} rows that sample"
@@ -102,38 +104,44 @@ def append_each(
     over: Over,
 ) -> Sequence[Request]:
     """Any rows: chunks of prompts too, and rows that failed. Returns who got a token."""
-    given = iter(tokens)
+    if len(tokens) != len(requests):
+        given = iter(tokens)
+        tokens = [next(given) if ends else -1 for ends in samples]
     sampled: list[Request] = []
-    for request, ends in zip(requests, samples, strict=True):
-        token = next(given) if ends else -1
+    late, blocks, size = state.late, state.blocks, state.blocks.block_size
+    for request, ends, token in zip(requests, samples, tokens, strict=True):
         if request._state != RESIDENT:
             continue  # aborted meanwhile
-        if request.request_id in failed:
+        if failed and request.request_id in failed:
             request.error = failed[request.request_id]
             over.append((request, "error"))
             continue
-        old = request._computed if request._prefilling else len(request._known) - 1
-        new = old + request._scheduled
-        request._computed = new
-        if old < request._high_water:
-            again = min(new, request._high_water) - old
-            request.num_recomputed += again
-            step.num_recomputed += again
-        if state.late:
-            state.blocks.register(request, new)
-        if not ends:
-            continue
-        if request._prefilling:
+        known = request._known
+        if not request._prefilling:  # a decode: what it has computed follows from its length
+            if late and not len(known) % size:
+                blocks.register(request, len(known))
+        else:
+            old, new = request._computed, request._computed + request._scheduled
+            request._computed = new
+            if old < request._high_water:
+                again = min(new, request._high_water) - old
+                request.num_recomputed += again
+                step.num_recomputed += again
+            if late:
+                blocks.register(request, new)
+            if not ends:
+                continue
             request._prefilling = False
             del state.prefilling[request]
-        request._known.append(token)
+            if request.first_token_ns is None:
+                request.first_token_ns = now
+        known.append(token)
         request._last_token_ns = now
-        if request.first_token_ns is None:
-            request.first_token_ns = now
         sampled.append(request)
-        reason = _stops(request, token)
-        if reason is not None:
-            over.append((request, reason))
+        if len(known) >= request._end or token in request._stop_ids or request._stop_check is not None:
+            reason = _stops(request, token)
+            if reason is not None:
+                over.append((request, reason))
     return sampled
 
 

@@ -45,30 +45,22 @@ class Rules:
         try:
             return decide(step, request)
         except Exception as error:
-            raise self._raised(step, hook, error) from error
+            raise self.raised(step, hook, error) from error
 
-    def _raised(self, step: Step, hook: str, error: Exception) -> PolicyError:
+    def raised(self, step: Step, hook: str, error: Exception) -> PolicyError:
+        """The error for something that the policy raised."""
         return self.error(step, hook, "raised", f"it raised {type(error).__name__}: {error}", error)
 
     def admission(self, step: Step) -> Iterator[Any]:
-        """The policy's offers; take them by ``next_offer``, and ``close`` them."""
+        """The policy's offers; ``close`` them. What is raised while they are taken is ``raised`` by the policy."""
         decide = self.decisions.admission
         try:
             offers = decide(step) if decide is not None else None
         except Exception as error:
-            raise self._raised(step, "admission", error) from error
+            raise self.raised(step, "admission", error) from error
         if offers is None:
             offers = self._neutral.admission(step)
         return self._iterate(step, offers)
-
-    def next_offer(self, step: Step, offers: Iterator[Any]) -> Any:
-        """The next offer, or ``NO_MORE``; an error raised meanwhile belongs to the policy."""
-        try:
-            return next(offers, NO_MORE)
-        except PolicyError:
-            raise
-        except Exception as error:
-            raise self._raised(step, "admission", error) from error
 
     def close(self, step: Step, offers: Any) -> None:
         """End a sequence of offers that may not be at its end."""
@@ -76,7 +68,7 @@ class Rules:
             if hasattr(offers, "close"):
                 offers.close()
         except Exception as error:  # from a finally of the policy, say
-            raise self._raised(step, "admission", error) from error
+            raise self.raised(step, "admission", error) from error
 
     def arrival(self, request: Request, step_index: int) -> bool | Refusal:
         """Whether a request that could fit is taken; asked between two steps."""
@@ -105,7 +97,7 @@ class Rules:
         try:
             return iter(offers)
         except Exception as error:
-            raise self._raised(step, "admission", error) from error
+            raise self.raised(step, "admission", error) from error
 
     def sequence(self, step: Step, offers: Any) -> Iterable[Any]:
         """A yielded sequence, so that iterating it can raise nothing of the policy's."""
@@ -118,7 +110,7 @@ class Rules:
         try:
             requests = list(islice(offers, most + 1))
         except Exception as error:
-            raise self._raised(step, "admission", error) from error
+            raise self.raised(step, "admission", error) from error
         if len(requests) > most:
             raise self.error(step, "admission", "endless", f"it yielded more than {most} requests; does it ever end?")
         return requests

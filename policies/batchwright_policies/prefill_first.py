@@ -42,11 +42,13 @@ class PrefillFirst(Policy):
 
     Params = PrefillFirstParams
     stationary = True
+    scans_waiting = False
     params: PrefillFirstParams
 
     def __init__(self, params: PrefillFirstParams | None = None, **values: object) -> None:
         super().__init__(params, **values)
         self.budget_counts_decodes = self.params.budget_counts_decodes
+        self.stationary = self.params.decode_interleave is None  # the guard counts steps
         self._prompt_steps = 0
 
     @hookimpl

@@ -42,6 +42,7 @@ class StallFree(Policy):
 
     Params = StallFreeParams
     stationary = True
+    scans_waiting = False
     params: StallFreeParams
 
     def defaults(self, limits: Limits) -> Mapping[str, Any]:

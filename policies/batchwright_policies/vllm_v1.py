@@ -47,6 +47,7 @@ class VllmV1(Policy):
 
     Params = VllmV1Params
     stationary = True
+    scans_waiting = False
     params: VllmV1Params
 
     def __init__(self, params: VllmV1Params | None = None, **values: object) -> None:

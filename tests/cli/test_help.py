@@ -13,7 +13,7 @@ from batchwright.cli.app import app
 
 from .conftest import Cli
 
-COMMANDS = ("ab", "run", "diff", "replay", "policies", "backends", "plugins", "config")
+COMMANDS = ("ab", "run", "diff", "replay", "check", "new-policy", "policies", "backends", "plugins", "config")
 ROOT = typer.main.get_command(app)
 
 

@@ -117,7 +117,7 @@ def test_plugins_are_listed_with_what_they_bring(cli: Cli, install: Install) -> 
     install("loud", PLUGIN)
     answer = cli("plugins")
     rows = {line.split()[0]: line for line in answer.out.splitlines() if line[:1].strip()}
-    assert "policies: prefill_first, stall_free, vllm_v1" in " ".join(answer.out.split())
+    assert "policies: cheapest, dlpm, edf," in " ".join(answer.out.split())
     assert "backends: sim" in rows["sim"]
     assert "policies: loud" in rows["loud"] and "runs: step_finished" in rows["loud"]
     assert "loud" not in cli("plugins", "--no-plugin", "loud").out

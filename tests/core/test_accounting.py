@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anyhow import Anyhow
 from batchwright import Request, Step, hookimpl, prefix_index
-from toolbox import SHIPPED, make_engine, make_request, play, prompt_of
+from toolbox import BASIC, make_engine, make_request, play, prompt_of
 
 
 class Ledger:
@@ -59,7 +59,7 @@ class Ledger:
 
 
 @given(
-    policy=st.sampled_from([*SHIPPED, "random"]),
+    policy=st.sampled_from([*BASIC, "random"]),
     visible=st.sampled_from(["computed", "scheduled"]),
     enabled=st.booleans(),
     seed=st.integers(0, 10**6),
@@ -109,7 +109,7 @@ class Counted:
         monkeypatch.setattr(prefix_index, "xxh3_64_intdigest", counted)
 
 
-@pytest.mark.parametrize("policy", SHIPPED)
+@pytest.mark.parametrize("policy", BASIC)
 def test_a_full_block_is_hashed_once_a_request(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it waits while others change the cache, and however often it is evicted."""
     counted = Counted(monkeypatch)

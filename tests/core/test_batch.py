@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from batchwright import Batch, Limits, PrefixCache, Scheduler
 from batchwright.plugins import load_plugins
 from batchwright.testing.reference import Reference
-from toolbox import SHIPPED, make_request, prompt_of
+from toolbox import BASIC, make_request, prompt_of
 
 
 def _check(batch: Batch, block_size: int) -> None:
@@ -61,7 +61,7 @@ def _check(batch: Batch, block_size: int) -> None:
 
 
 @given(
-    policy=st.sampled_from(SHIPPED),
+    policy=st.sampled_from(BASIC),
     visible=st.sampled_from(["computed", "scheduled"]),
     block_size=st.sampled_from([1, 3, 4]),
     seed=st.integers(0, 10**6),

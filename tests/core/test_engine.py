@@ -20,7 +20,7 @@ from batchwright import (
 )
 from batchwright.batch import Batch
 from fake_backend import FakeBackend, FakeDecoder, FakeTokenizer, say
-from toolbox import SHIPPED, check_empty, check_whole, drain, expected_of, make_engine, make_request, play
+from toolbox import BASIC, check_empty, check_whole, drain, expected_of, make_engine, make_request, play
 
 
 def _stream(engine: Engine) -> dict[str, list[RequestOutput]]:
@@ -35,7 +35,7 @@ def _stream(engine: Engine) -> dict[str, list[RequestOutput]]:
     raise AssertionError("it does not end")
 
 
-@pytest.mark.parametrize("policy", SHIPPED)
+@pytest.mark.parametrize("policy", BASIC)
 def test_streams_give_each_token_once(policy: str) -> None:
     engine, tape = make_engine(policy, P=16, T=16)
     for i in range(4):

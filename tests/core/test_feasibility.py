@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright import InfeasibleRequestError, InvalidRequestError, Limits, Scheduler
-from toolbox import SHIPPED, check_empty, make_engine, make_request, play
+from toolbox import BASIC, check_empty, make_engine, make_request, play
 
 
 @given(
@@ -18,7 +18,7 @@ from toolbox import SHIPPED, check_empty, make_engine, make_request, play
     prompt=st.integers(1, 24),
     max_tokens=st.integers(1, 12),
     longest=st.one_of(st.none(), st.integers(2, 30)),
-    policy=st.sampled_from(SHIPPED),
+    policy=st.sampled_from(BASIC),
 )
 def test_accepted_means_it_ends(
     block_size: int, num_blocks: int, prompt: int, max_tokens: int, longest: int | None, policy: str

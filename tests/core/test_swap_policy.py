@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchwright import ConfigError, PluginError, Policy, Request, Step, hookimpl
-from toolbox import SHIPPED, check_whole, drain, expected_of, make_engine, make_request, prompt_of
+from toolbox import BASIC, check_whole, drain, expected_of, make_engine, make_request, prompt_of
 
 
 class Shortest(Policy):
@@ -50,7 +50,7 @@ class Shortest(Policy):
 
 
 POLICIES: dict[str, Any] = {
-    **{name: name for name in SHIPPED},
+    **{name: name for name in BASIC},
     "vllm_v1 by priority": {"use": "vllm_v1", "scheduling_policy": "priority"},
     "stall_free in small chunks": "stall_free:chunk_size=5",
     "guarded": "prefill_first:decode_interleave=2",

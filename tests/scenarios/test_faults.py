@@ -8,9 +8,23 @@ import pytest
 
 from batchwright import HOLD, PolicyError, Request, Step, UnknownRequestError, hookimpl
 from faulty import FAULTS, Culprit, PrefillFirst
-from toolbox import SHIPPED, Tape, check_whole, drain, expected_of, make_engine, make_request, play, prompt_of
+from toolbox import (
+    CHUNKING,
+    EVICTING,
+    SHIPPED,
+    Tape,
+    check_whole,
+    drain,
+    expected_of,
+    make_engine,
+    make_request,
+    play,
+    prompt_of,
+)
 
 shipped = pytest.mark.parametrize("policy", SHIPPED)
+chunking = pytest.mark.parametrize("policy", CHUNKING)
+evicting = pytest.mark.parametrize("policy", EVICTING)
 
 
 def _all_whole(tape: Tape) -> None:
@@ -28,7 +42,7 @@ def test_a1_abort_of_a_waiting_one(policy: str) -> None:
     assert not engine.has_unfinished() and engine.step() == []
 
 
-@shipped
+@chunking
 def test_a1_abort_of_a_half_prefilled_one(policy: str) -> None:
     engine, tape = make_engine(policy, T=8)
     engine.add_request(make_request("a", 30, 4))
@@ -43,7 +57,7 @@ def test_a1_abort_of_a_half_prefilled_one(policy: str) -> None:
     _all_whole(tape)
 
 
-@shipped
+@evicting  # others hold the blocks of the whole answer
 def test_a1_abort_of_a_running_one_leaves_shared_blocks_to_others(policy: str) -> None:
     engine, tape = make_engine(policy)
     prompt = prompt_of("shared", 12)
@@ -66,7 +80,7 @@ def test_a1_abort_of_a_running_one_leaves_shared_blocks_to_others(policy: str) -
     _all_whole(tape)
 
 
-@shipped
+@evicting
 def test_a1_abort_of_one_that_was_just_preempted(policy: str) -> None:
     engine, tape = make_engine(policy, P=16)
     for i in range(4):
@@ -212,7 +226,7 @@ def test_a3_the_batch_fails_and_the_others_go_on(policy: str, visible: str) -> N
     _all_whole(tape)
 
 
-@shipped
+@chunking
 @pytest.mark.parametrize("visible", ["computed", "scheduled"])
 def test_a3_the_batch_is_retried_and_no_token_changes(policy: str, visible: str) -> None:
     engine, tape = make_engine(
@@ -236,7 +250,7 @@ def test_a3_a_backend_that_never_works_fails_its_requests_in_the_end() -> None:
     assert [e["retried"] for e in tape.events("backend_fault")] == [True, True, True, False]
 
 
-@shipped
+@chunking
 @pytest.mark.parametrize("visible", ["computed", "scheduled"])
 @pytest.mark.parametrize("budget", [8, 64])
 def test_a3_one_poisoned_row_does_not_take_the_others_along(policy: str, visible: str, budget: int) -> None:
@@ -253,7 +267,7 @@ def test_a3_one_poisoned_row_does_not_take_the_others_along(policy: str, visible
         assert request.output_token_ids == expected_of(request)
 
 
-@shipped
+@chunking
 def test_a3_nor_does_what_it_wrote_stay_in_the_cache(policy: str) -> None:
     engine, tape = make_engine(policy, T=8, settings={"poison": ["bad"]}, prefix_cache={"visible": "scheduled"})
     shared = prompt_of("shared", 12)

@@ -18,7 +18,7 @@ from batchwright import (
     hookimpl,
 )
 from batchwright.plugins import load_plugins
-from toolbox import SHIPPED, expected_of, make_engine, make_request, play
+from toolbox import CHUNKING, SHIPPED, expected_of, make_engine, make_request, play
 
 shipped = pytest.mark.parametrize("policy", SHIPPED)
 
@@ -165,7 +165,7 @@ def _refused_beside_a_running_one(make_bad: Any, message: str) -> None:
     assert run(with_bad=True) == run(with_bad=False)
 
 
-@shipped
+@pytest.mark.parametrize("policy", CHUNKING)
 def test_f6_what_is_accepted_is_admitted(policy: str) -> None:
     engine, tape = make_engine(policy, bs=16, P=64, T=256)
     request = make_request("a", 992, 32)
@@ -190,7 +190,7 @@ def test_f8_the_default_policy_exempts_decodes_from_the_budget_and_says_so() -> 
 
 
 @pytest.mark.parametrize(
-    "policy", [*(p for p in SHIPPED if p != "prefill_first"), "prefill_first:budget_counts_decodes=true"]
+    "policy", [*(p for p in CHUNKING if p != "prefill_first"), "prefill_first:budget_counts_decodes=true"]
 )
 def test_f8_the_budget_holds_for_decodes_elsewhere(policy: str) -> None:
     assert max(_four_decodes(policy)) == 2

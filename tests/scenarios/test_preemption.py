@@ -10,7 +10,7 @@ import pytest
 from batchwright import HOLD, Engine, EngineConfig, Policy, Request, Step, hookimpl
 from batchwright.plugins import load_plugins
 from fake_backend import expected_tokens
-from toolbox import SHIPPED, Tape, check_whole, expected_of, make_engine, make_request, play, prompt_of
+from toolbox import EVICTING, Tape, check_whole, expected_of, make_engine, make_request, play, prompt_of
 
 PrefillFirst: Any = load_plugins().policy("prefill_first")
 
@@ -155,7 +155,7 @@ def _p6_requests(temperature: float) -> list[Request]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("policy", [*SHIPPED, "vllm_v1:scheduling_policy=priority"])
+@pytest.mark.parametrize("policy", [*EVICTING, "vllm_v1:scheduling_policy=priority"])
 def test_p6_evictions_change_no_token(policy: str, temperature: float) -> None:
     outputs = []
     for num_blocks in (200, 12):
@@ -168,7 +168,7 @@ def test_p6_evictions_change_no_token(policy: str, temperature: float) -> None:
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("policy", SHIPPED)
+@pytest.mark.parametrize("policy", EVICTING)
 def test_p6_nor_on_the_simulator(policy: str) -> None:
     outputs = []
     for num_blocks in (200, 12):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from batchwright import prefix_index
-from toolbox import SHIPPED, expected_of, make_engine, make_request, play, prompt_of
+from toolbox import CHUNKING, EVICTING, SHIPPED, expected_of, make_engine, make_request, play, prompt_of
 
 shipped = pytest.mark.parametrize("policy", SHIPPED)
 PREFIX = prompt_of("prefix", 12)
 
 
-@shipped
+@pytest.mark.parametrize("policy", CHUNKING)
 def test_c1_cached_tokens_do_not_count_against_the_budget(policy: str) -> None:
     engine, tape = make_engine(policy, bs=4, T=16)
     play(engine, [make_request("first", [*PREFIX, 1], 1)])
@@ -34,7 +34,7 @@ def test_c2_the_last_block_is_never_taken_from_the_cache(policy: str) -> None:
     assert tape.requests["again"].output_token_ids == expected_of(tape.requests["again"])
 
 
-@shipped
+@pytest.mark.parametrize("policy", EVICTING)  # others hold the blocks of the whole answer
 @pytest.mark.parametrize("prompt", [3, 4, 5, 7, 8, 9])
 def test_c3_block_edges(policy: str, prompt: int) -> None:
     # max_tokens 1 to 6 cross an edge with the first, a middle or the last token, or stop at it.

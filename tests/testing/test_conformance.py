@@ -85,8 +85,15 @@ def test_every_check_has_a_planted_fault() -> None:
 
 def test_a_policy_that_is_stationary_only_with_some_parameters_is_caught() -> None:
     """The guard of prefill_first turns from prompts to decodes and back without anything having happened."""
-    policy = type("Guarded", (load_plugins().policies["prefill_first"],), {"stationary": True})
-    assert bad(run_checks(policy(decode_interleave=2))) == ["stationary"]
+    base = load_plugins().policies["prefill_first"]
+
+    class Guarded(base):  # type: ignore[misc, valid-type]
+        def __init__(self, params: Any = None, **values: Any) -> None:
+            super().__init__(params, **values)
+            self.stationary = True  # which it is not, and the default policy says so
+
+    assert bad(run_checks(Guarded(decode_interleave=2))) == ["stationary"]
+    assert "stationary" not in bad(run_checks(base(decode_interleave=2)))
 
 
 def test_a_fault_of_a_plugin_is_caught() -> None:
