@@ -116,12 +116,11 @@ def is_stationary(policy: Policy) -> bool:
 
     A class that decides something else than the one it inherits from must say it again.
     """
-    if "stationary" not in vars(policy):
-        for cls in type(policy).__mro__:
-            if "stationary" in vars(cls):
-                break
-            if any(hook in vars(cls) for hook in DECISIONS):
-                return False
+    for cls in type(policy).__mro__:
+        if "stationary" in vars(cls):
+            break
+        if any(hook in vars(cls) for hook in DECISIONS):
+            return False
     return policy.stationary
 
 

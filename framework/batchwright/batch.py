@@ -85,6 +85,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def keep(self) -> None:
+        """Make the arrays now: somebody of the batch is about to lose its blocks."""
+        _ = self.token_ids, self.slots, self.context_lens, self.samples, self.is_decode, self.sampling
+
     @kept
     def _others(self) -> Sequence[Request]:
         """The rows behind those of the roster."""

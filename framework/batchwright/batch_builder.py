@@ -32,7 +32,9 @@ class BatchBuilder:
         Raises:
             PolicyError: the policy broke a rule; ``undo`` and ``commit`` make the state whole again.
         """
-        if self._state.steady and self._ride(step, rules):
+        state = self._state
+        # Short of blocks somebody may be evicted, and then the policy decides anew.
+        if state.steady and len(state.roster.growing) <= state.blocks.num_free and self._ride(step, rules):
             return
         running = step.running
         barren = 0  # offers in a row that brought nothing
@@ -53,7 +55,7 @@ class BatchBuilder:
                     barren = 0
                     continue
                 before = len(step.batch)
-                if (offer is running or offer is step._decodes) and self._ride(step, rules):
+                if offer is not None and (offer is running or offer is step._decodes) and self._ride(step, rules):
                     if offer is running and step.prefilling:
                         self._offer_each(step, rules, step.prefilling)
                     barren = 0
@@ -92,13 +94,13 @@ class BatchBuilder:
             self._ride_in_order(step, rules)
             return True
         if roster.growing:
-            blocks.append_each(roster.growing)
-            roster.arrays.grew(roster.growing)
-            step._grown_by_one = roster.growing
-            roster.growing = []
+            step._grown_by_one = growing = list(roster.growing)
+            blocks.append_each(growing)
+            roster.arrays.grew(growing)
+            roster.growing = {}
         if roster.filling:
             roster.fill(roster.filling, step._fresh)
-            roster.filling = []
+            roster.filling = {}
         roster.advancing_to = EVERYBODY
         step.batch.extend(islice(state.residents, n) if state.prefilling else state.residents)
         step._num_riding = step.num_decodes = n
@@ -148,7 +150,7 @@ class BatchBuilder:
             if request in filling:
                 roster.fill([request], step._fresh)
         ride_up_to(len(everybody))
-        roster.growing, roster.filling = [], []
+        roster.growing, roster.filling = {}, {}
         roster.advancing_to = EVERYBODY
 
     def _newcomers(self, num: int) -> list[Request]:
@@ -253,6 +255,7 @@ class BatchBuilder:
             while most is not None and step.num_residents >= most:
                 if not self._make_room(step, rules, request, "seats"):
                     return False
+                hits = blocks.lookup(request)  # an eviction may have left another block to answer
             again = self._state.early and len(blocks.lookup(request)) * blocks.block_size != request.num_computed
             if again:
                 return True

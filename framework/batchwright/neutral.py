@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from batchwright.active_policy import is_stationary
 from batchwright.hookspecs import Hold, hookimpl
 from batchwright.policy import Policy
 from batchwright.request import Request
@@ -18,11 +19,13 @@ class Neutral:
         """Takes what makes the default policy; it is made when it is first asked."""
         self._make_default = default
         self._made: Any = None
+        self.stationary = True  # as long as nobody asks the default policy
 
     @property
     def _default(self) -> Any:
         if self._made is None:
             self._made = self._make_default()
+            self.stationary = is_stationary(self._made)
         return self._made
 
     def fresh(self) -> Policy:

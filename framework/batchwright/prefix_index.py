@@ -123,8 +123,9 @@ class PrefixIndex:
         """Look up the blocks behind the hits known so far, up to the first miss."""
         last = (request.num_tokens - 1) // self._size
         width = _STRIDE
+        missed = len(request._hashes) > len(hits)  # this block was looked for before: one probe tells if it came
         while len(hits) < last:
-            if hits:
+            if hits and not missed:
                 upto = min(len(hits) + width, last)
                 hits += self._follow(request, hits, upto)
                 width *= 4
@@ -134,6 +135,7 @@ class PrefixIndex:
             if block is None:
                 return
             hits.append(block)
+            missed = False
 
     def _follow(self, request: Request, hits: array[int], upto: int) -> array[int]:
         """Blocks behind the last hit, to be ``upto`` blocks in all at most, as far as its run goes and is true."""

@@ -29,11 +29,12 @@ def checked_tokens(token_ids: Sequence[int], vocab_size: int) -> tuple[list[int]
     Raises:
         BackendError: something is no token id, or outside the vocabulary.
     """
-    ids: list[int] = token_ids.tolist() if isinstance(token_ids, np.ndarray) else [*token_ids]
     try:
-        packed = np.frombuffer(array("I", ids), dtype=np.uint32)  # checks type, sign and size of all at once
+        given = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+        numbers = array("I", given)  # checks type, sign and size of all at once
     except (TypeError, OverflowError) as error:
         raise BackendError(f"the backend gave something else than token ids: {error}") from None
+    ids, packed = numbers.tolist(), np.frombuffer(numbers, dtype=np.uint32)
     if ids and (max(ids) if len(ids) < _FEW else int(packed.max())) >= vocab_size:
         raise BackendError(f"the backend gave token ids of {min(ids)} to {max(ids)}; allowed is [0, {vocab_size})")
     return ids, packed

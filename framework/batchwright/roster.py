@@ -13,7 +13,7 @@ decided one by one is not on the roster.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -75,9 +75,9 @@ class Roster:
         self._gone: list[int] = []  # rows whose request left, and which the order still names
         self._vacant = list(range(len(self._riders) - 1, -1, -1))
         self._calendar: defaultdict[int, list[Request]] = defaultdict(list)
-        self.growing: list[Request] = []
-        self.filling: list[Request] = []
-        self._growing_next: list[Request] = []
+        self.growing: dict[Request, None] = {}
+        self.filling: dict[Request, None] = {}
+        self._growing_next: dict[Request, None] = {}
 
     # Who is on it -------------------------------------------------------------------------------------------
 
@@ -110,16 +110,16 @@ class Roster:
         in_order = not self.count or self.newest._admission < requests[0]._admission
         if len(self._vacant) < len(requests):
             self._make_rows(self.count + len(requests))
-        rows = []
+        rows = self._vacant[-len(requests) :]
+        for row, request in zip(rows, requests, strict=True):  # what could fail comes first
+            self.arrays.fill(row, request, self.steps)
+        del self._vacant[-len(requests) :]
         before = (self.steps - 1) % RECENT
-        for request in requests:
-            row = self._vacant.pop()
-            rows.append(row)
+        for row, request in zip(rows, requests, strict=True):
             self._riders[row] = request
             self._tokens[row, before] = request._known[-1]
             request._row, request._entry = row, len(request._known)
             request._offset = request._entry - self.steps
-            self.arrays.fill(row, request, self.steps)
             self._look_again(request, request._entry)
         self._alive[rows] = True
         self.count += len(requests)
@@ -152,8 +152,7 @@ class Roster:
         self._gone.append(row)
         self.count -= 1
         for those in (self.growing, self.filling, self._growing_next):
-            if those and request in those:
-                those.remove(request)
+            those.pop(request, None)
         if not self.count:
             self._clear()
 
@@ -187,7 +186,7 @@ class Roster:
         self._flat[self.steps % RECENT :][self._places] = tokens
         steps = self.steps = self.steps + 1
         self.last_ns = now
-        self.growing, self._growing_next = self._growing_next, []
+        self.growing, self._growing_next = self._growing_next, {}
         due = self._calendar.pop(steps, None)
         if due is None:
             return []
@@ -211,8 +210,8 @@ class Roster:
         self._sort()
 
     def _sort(self) -> None:
-        self.growing.sort(key=BY_ADMISSION)
-        self.filling.sort(key=BY_ADMISSION)
+        self.growing = dict.fromkeys(sorted(self.growing, key=BY_ADMISSION))
+        self.filling = dict.fromkeys(sorted(self.filling, key=BY_ADMISSION))
 
     def _look_again(self, request: Request, length: int) -> None:
         """Note what the next step brings a request of this length, and after how many it must be looked at again.
@@ -223,13 +222,13 @@ class Roster:
         size = self._size
         if self._early:
             if not length % size:
-                self.filling.append(request)
-            if length > request._room and request not in self.growing:
-                self.growing.append(request)
+                self.filling[request] = None
+            if length > request._room:
+                self.growing[request] = None
             steps = size - length % size
         else:
             if length > request._room:
-                self.growing.append(request)
+                self.growing[request] = None
             steps = -length % size + 1
         if length // size % self._settle_every == 0:
             self.settle(request)
@@ -240,7 +239,7 @@ class Roster:
         due = request._due = self.steps + steps
         self._calendar[due].append(request)
 
-    def fill(self, requests: Sequence[Request], fresh: dict[Request, list[int]]) -> None:
+    def fill(self, requests: Iterable[Request], fresh: dict[Request, list[int]]) -> None:
         """These fill their last block with this step: register it, into ``fresh``; the step after may need another."""
         size, register = self._size, self._register
         for request in requests:
@@ -248,7 +247,7 @@ class Roster:
             if length // size > request._num_registered:
                 fresh[request] = register(request, self.block_tokens(request))
             if length == request._room:
-                self._growing_next.append(request)
+                self._growing_next[request] = None
 
     # Tokens -------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class SamplingParams:
     Attributes:
         max_tokens: output tokens at most, at least 1.
         temperature: 0 is greedy; otherwise logits are divided by it, at most 100.
-        top_k: sample among this many likeliest tokens only; None for all.
+        top_k: sample among this many likeliest tokens only, below 2^31; None for all.
         top_p: sample among the likeliest tokens whose probabilities first reach this sum; in (0, 1].
         min_p: leave out tokens less likely than this share of the likeliest; in [0, 1).
         seed: of this request's draws, below 2^64; None derives one from the engine's seed and the request id.
@@ -56,6 +56,8 @@ class SamplingParams:
             if isinstance(self.top_k, int) and self.top_k in (0, -1):
                 raise InvalidRequestError(f"top_k must be at least 1, or None for all tokens, not {self.top_k}")
             _whole("top_k", self.top_k, 1)
+            if self.top_k >= 2**31:
+                raise InvalidRequestError(f"top_k must be below 2^31, or None for all tokens, not {self.top_k}")
         _number("top_p", self.top_p, "(0, 1]", math.nextafter(0, 1), 1)
         _number("min_p", self.min_p, "[0, 1)", 0, math.nextafter(1, 0))
         if self.seed is not None:

@@ -204,8 +204,10 @@ class Scheduler:
             raise UnknownRequestError(f"unknown request {request_id!r}: it is neither waiting nor running here")
         reason = "abort" if error is None else "error"
         request.error = error
+        if self._batch is not None:
+            self._batch.keep()  # its row is executed
+        self.step._aborted = True  # of this step's batch, perhaps, also while its end is told
         self._state.end(request, reason)
-        self.step._aborted = self._batch is not None
         if self._hooks.request_finished:
             self._state.tell(self._hooks.request_finished, request, reason)
         return request
@@ -238,6 +240,7 @@ class Scheduler:
             if not self._state.requests:  # an observer aborted the last one: there is no step
                 self._num_steps -= 1
                 return Batch(self._num_steps, self.blocks.block_size, (), ())
+            step._take_stock()  # observers may abort, and add
         self._state.building = True
         try:
             try:
@@ -260,6 +263,7 @@ class Scheduler:
         try:
             self._builder.build(step, self._rules)
         except BaseException as error:
+            self._state.steady = False
             self._builder.undo(step)
             if not isinstance(error, PolicyError) or self._on_policy_error == "raise":
                 raise
@@ -305,8 +309,14 @@ class Scheduler:
         step.sampled = take_results(self._state, step, ids, packed, now, failed or {}, over)
         step.end = now
         self._batch = None
-        all_decoded = step._num_riding == len(step.batch) == len(self.running)
-        self._state.steady = all_decoded and self._repeats and step._by_policy and not self._state.queue
+        all_decoded = step._num_riding == len(step.batch) == len(self.running) and not self._state.prefilling
+        self._state.steady = (
+            all_decoded
+            and self._repeats
+            and step._by_policy
+            and self._hooks.neutral.stationary
+            and not self._state.queue
+        )
         if failed:  # what a failed row wrote must not be shared
             for request in step.batch:
                 for block in step._fresh.get(request, ()) if request.request_id in failed else ():
@@ -330,8 +340,10 @@ class Scheduler:
                 self._state.tell(self._hooks.step_finished, step, result)
         finally:
             self._state.roster.advancing_to = NOBODY
-            riding = 0 if step._aborted else step._num_riding
+            riding = step._num_riding
             for request in (*step.batch[riding:], *step.finished):
+                request._scheduled = 0
+            for request in step.batch[:riding] if step._aborted else ():
                 request._scheduled = 0
 
     def fail(self, batch: Batch, error: str, *, retry: bool, now: int = 0) -> Step:
@@ -351,6 +363,7 @@ class Scheduler:
         self._batch = None
         step = self.step
         step.end = now
+        self._state.steady = False
         if step._num_riding:
             self._state.disband(step)
         for fresh in step._fresh.values():  # registered, and now never computed

@@ -141,6 +141,11 @@ class Step:
         self._num_riding = 0  # rows of the batch, its first, that are the roster
         self._decodes: Sequence[Request] | None = None
 
+    def _take_stock(self) -> None:
+        """Look at the queues again; they are frozen from now on."""
+        self.num_residents = len(self.running)
+        self._prefilling = self._decodes = None
+
     @property
     def limits(self) -> Limits:
         """The engine's limits."""

@@ -21,7 +21,7 @@ def test_the_edges_of_each_range_are_allowed() -> None:
     [
         ("max_tokens", [0, -1, 1.5, True, "5", None]),
         ("temperature", [-0.1, 100.1, float("nan"), float("inf"), "1", None, True]),
-        ("top_k", [0, -1, -5, 1.0, True, "5"]),
+        ("top_k", [0, -1, -5, 1.0, True, "5", 2**31]),
         ("top_p", [0, -0.5, 1.0001, float("nan"), "0.5", None]),
         ("min_p", [-0.1, 1, 1.5, float("nan"), "0", None]),
         ("seed", [-1, 2**64, 1.5, "0", True]),
