@@ -55,7 +55,8 @@ class BatchBuilder:
                     barren = 0
                     continue
                 before = len(step.batch)
-                if offer is not None and (offer is running or offer is step._decodes) and self._ride(step, rules):
+                is_decodes = step._decodes is not None and offer is step._decodes
+                if (offer is running or is_decodes) and self._ride(step, rules):
                     if offer is running and step.prefilling:
                         self._offer_each(step, rules, step.prefilling)
                     barren = 0
