@@ -23,25 +23,25 @@ Over = list[tuple[Request, str]]
 """Requests that end with this step and why, in batch order."""
 
 
-def checked_tokens(token_ids: Sequence[int], vocab_size: int) -> tuple[list[int], Packed]:
-    """What a backend sampled, as ints and as an array.
+def checked_tokens(token_ids: Sequence[int], vocab_size: int) -> tuple[array[int], Packed]:
+    """What a backend sampled, as a sequence of ints and as an array of the same memory.
 
     Raises:
         BackendError: something is no token id, or outside the vocabulary.
     """
     try:
         given = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
-        numbers = array("I", given)  # checks type, sign and size of all at once
+        ids = array("I", given)  # checks type, sign and size of all at once
     except (TypeError, OverflowError) as error:
         raise BackendError(f"the backend gave something else than token ids: {error}") from None
-    ids, packed = numbers.tolist(), np.frombuffer(numbers, dtype=np.uint32)
-    if ids and (max(ids) if len(ids) < _FEW else int(packed.max())) >= vocab_size:
+    packed = np.frombuffer(ids, dtype=np.uint32)
+    if ids and (max(given) if type(given) is list and len(given) < _FEW else int(packed.max())) >= vocab_size:
         raise BackendError(f"the backend gave token ids of {min(ids)} to {max(ids)}; allowed is [0, {vocab_size})")
     return ids, packed
 
 
 def take_results(
-    state: State, step: Step, ids: list[int], packed: Packed, now: int, failed: Mapping[str, str], over: Over
+    state: State, step: Step, ids: array[int], packed: Packed, now: int, failed: Mapping[str, str], over: Over
 ) -> Sequence[Request]:
     """Give each row what was sampled for it. Returns who got a token, in batch order.
 
@@ -68,7 +68,7 @@ def take_results(
     return sampled
 
 
-def advance(state: State, step: Step, ids: list[int], packed: Packed, now: int, over: Over) -> Sequence[Request]:
+def advance(state: State, step: Step, ids: array[int], packed: Packed, now: int, over: Over) -> Sequence[Request]:
     """The first rows, decodes on the roster: each has computed its last token and gets the next."""
     roster, num = state.roster, step._num_riding
     requests: Sequence[Request] = step.batch
@@ -76,7 +76,7 @@ def advance(state: State, step: Step, ids: list[int], packed: Packed, now: int, 
         requests, ids, packed = requests[:num], ids[:num], packed[:num]
     if step._aborted:
         here = [place for place, request in enumerate(requests) if request._row >= 0]
-        requests, ids, packed = [requests[i] for i in here], [ids[i] for i in here], packed[here]
+        requests, ids, packed = [requests[i] for i in here], array("I", [ids[i] for i in here]), packed[here]
     ending = roster.advance(packed, now) if requests else []
     # Whether any of these tokens could stop anybody is asked once, not for each.
     if state.stop_ids and not state.stop_ids.isdisjoint(ids):

@@ -192,12 +192,25 @@ class Roster:
             return []
         ending = []
         size, late, register, block_tokens = self._size, self._late, self._register, self.block_tokens
+        early, growing, filling, every = self._early, self.growing, self.filling, self._settle_every
+        next_due = steps + size if size <= _HALF else 0
+        next_time = self._calendar[next_due] if next_due else []
         # Who left and came back meanwhile may stand there twice.
         for request in sorted({r for r in due if r._due == steps and r._row >= 0}, key=BY_ADMISSION):
             length = steps + request._offset
             if late and (length - 1) // size > request._num_registered:
                 register(request, block_tokens(request))
-            if length < request._end and request._stop_check is None:
+            if next_due and length + size < request._end and request._stop_check is None:
+                # As ``_look_again`` has it for most: a block is full, and the next will be before anything else.
+                if early:
+                    filling[request] = None
+                elif length > request._room:
+                    growing[request] = None
+                if length // size % every == 0:
+                    self.settle(request)
+                request._due = next_due
+                next_time.append(request)
+            elif length < request._end and request._stop_check is None:
                 self._look_again(request, length)
             else:
                 ending.append(request)

@@ -234,19 +234,22 @@ class Scheduler:
         hooks = self._hooks
         step = self.step = Step(self._state, now, self._num_steps)
         self._num_steps += 1
-        self._gather_events(step)  # from between two steps
+        if self._state.events:
+            self._gather_events(step)  # from between two steps
         if hooks.step_started:
             self._state.tell(hooks.step_started, step)
             if not self._state.requests:  # an observer aborted the last one: there is no step
                 self._num_steps -= 1
                 return Batch(self._num_steps, self.blocks.block_size, (), ())
-            step._take_stock()  # observers may abort, and add
+            if len(self.running) != step.num_residents:  # observers may abort
+                step._take_stock()
         self._state.building = True
         try:
             try:
                 self._build(step)
             finally:
-                self._builder.commit(step)
+                if step._admitted or step.preempted:
+                    self._builder.commit(step)
             riding = step._num_riding
             counts = [r._scheduled for r in step.batch[riding:]] if riding != len(step.batch) else ()
             roster = self._state.roster if riding else None
@@ -334,9 +337,10 @@ class Scheduler:
             if self._hooks.request_finished:
                 for request, reason in over:
                     self._state.tell(self._hooks.request_finished, request, reason)
-            self._gather_events(step)
+            if self._state.events:
+                self._gather_events(step)
             if self._hooks.step_finished:
-                result = StepResult(ids, step.end - step.now if step.end is not None else 0, failed)
+                result = StepResult(list(ids), step.end - step.now if step.end is not None else 0, failed)
                 self._state.tell(self._hooks.step_finished, step, result)
         finally:
             self._state.roster.advancing_to = NOBODY
@@ -450,9 +454,8 @@ class Scheduler:
             )
 
     def _gather_events(self, step: Step) -> None:
-        if self._state.events:
-            step.events += self._state.events
-            self._state.events = []
+        step.events += self._state.events
+        self._state.events = []
 
     def _policy_fault(self, error: PolicyError) -> None:
         self.num_policy_faults += 1

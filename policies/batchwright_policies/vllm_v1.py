@@ -130,6 +130,8 @@ class VllmV1(Policy):
     @hookimpl
     def step_started(self, step: Step) -> None:
         """Put back who was offered room in the last step and still waits."""
+        if not self._by_priority:
+            return
         if self._offered:
             offered, self._offered = self._offered, []
             for request in offered:
