@@ -45,6 +45,19 @@ def start_all(peer: Peer, num_requests: int) -> None:
     peer.update([1] * n)
 
 
+def same_batch(peer: Peer, num_requests: int, steps: int) -> Callable[[], None]:
+    """Work of so many steps, each of the same decodes."""
+    tokens = [7] * num_requests
+
+    def work() -> None:
+        for _ in range(steps):
+            n = peer.schedule()
+            assert n == num_requests, f"{peer.name}: a batch of {n}, expected {num_requests}"
+            peer.update(tokens)
+
+    return work
+
+
 def decodes(make: Make, num_requests: int, block_size: int, steps: int | None = None) -> Row:
     """A running batch of decodes; µs a request a step."""
     if steps is None:
@@ -55,15 +68,7 @@ def decodes(make: Make, num_requests: int, block_size: int, steps: int | None = 
     for i in range(num_requests):
         peer.add(random_prompt(rng, 100 + i % 64), 64 * steps)
     start_all(peer, num_requests)
-    tokens = [7] * num_requests
-
-    def work() -> None:
-        for _ in range(steps):
-            n = peer.schedule()
-            assert n == num_requests, f"{peer.name}: a batch of {n}, expected {num_requests}"
-            peer.update(tokens)
-
-    return Row(lambda: None, work, 1e3 * steps * num_requests)
+    return Row(lambda: None, same_batch(peer, num_requests, steps), 1e3 * steps * num_requests)
 
 
 class PreparesInputs(Peer, Protocol):
@@ -113,15 +118,7 @@ def backlog(make: Make, num_waiting: int) -> Row:
     peer.add([1] * ((growth + num_requests // 2) * block_size - 1), 2)  # more than is free, less than there is
     for _ in range(num_waiting - 1):
         peer.add([1, 2, 3, 4], 2)
-    tokens = [7] * num_requests
-
-    def work() -> None:
-        for _ in range(steps):
-            n = peer.schedule()
-            assert n == num_requests, f"{peer.name}: a batch of {n}, expected {num_requests}"
-            peer.update(tokens)
-
-    return Row(lambda: None, work, 1e3 * steps)
+    return Row(lambda: None, same_batch(peer, num_requests, steps), 1e3 * steps)
 
 
 def crowd(make: Make, num_waiting: int) -> Row:
@@ -134,15 +131,7 @@ def crowd(make: Make, num_waiting: int) -> Row:
     start_all(peer, num_requests)
     for _ in range(num_waiting):
         peer.add(random_prompt(rng, 20), 10)
-    tokens = [7] * num_requests
-
-    def work() -> None:
-        for _ in range(steps):
-            n = peer.schedule()
-            assert n == num_requests, f"{peer.name}: a batch of {n}, expected {num_requests}"
-            peer.update(tokens)
-
-    return Row(lambda: None, work, 1e3 * steps)
+    return Row(lambda: None, same_batch(peer, num_requests, steps), 1e3 * steps)
 
 
 def prompt(make: Make, length: int, *, cached: bool) -> Row:
