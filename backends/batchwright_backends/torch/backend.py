@@ -113,7 +113,7 @@ class TorchBackend(Backend):
         name = f"{device_name}:{settings.target}"
         source = resolve(settings.target)
         with torch_errors(f"loading {name}", LOWER_WEIGHTS):
-            loaded = load(source, dtype, device)
+            loaded = load(source, dtype, device, load_format=options.load_format, seed=settings.seed)
             layers = probe.run(loaded.model, PROBE_TOKENS)
         choice = choose(options.attention, device, dtype, settings.block_size, list(layers.values()))
         block_size = settings.block_size or choice.kernel.default_block_size

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from batchwright.errors import BackendError
-from batchwright_backends.torch import probe
+from batchwright_backends.torch import dummy, probe
 from batchwright_backends.torch.attention import ATTENTION
 from batchwright_backends.torch.models import ModelSource
 from batchwright_backends.torch.tokenizer import HFTokenizer
@@ -47,8 +47,17 @@ class LoadedModel:
     steady_positions: int | None
 
 
-def load(source: ModelSource, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def load(
+    source: ModelSource, dtype: torch.dtype, device: torch.device, *, load_format: str = "auto", seed: int = 0
+) -> LoadedModel:
     """Load from safetensors or GGUF; no code of a model repository is run.
+
+    Args:
+        source: of the config, the weights and the tokenizer.
+        dtype: of the weights.
+        device: of the weights.
+        load_format: ``auto``, or ``dummy`` for random weights: then ``source`` needs nothing but ``config.json``.
+        seed: of random weights.
 
     Raises:
         BackendError: transformers cannot load it, or its architecture cannot be run here.
@@ -63,25 +72,17 @@ def load(source: ModelSource, dtype: torch.dtype, device: torch.device) -> Loade
         except Exception as error:  # transformers and what it calls raise many kinds, here and below
             raise _cannot_load(source, error) from error
         probe.refuse_other_states(config, f"model {_name(source)} ({config.model_type})")
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                source.path, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True, **options
-            )
-        except KeyError as error:
-            if error.args[:1] != (ATTENTION,):
-                raise _cannot_load(source, error) from error
-            raise BackendError(
-                f"model {_name(source)} ({config.model_type}) cannot be run with paged attention: its modeling code "
-                "picks from attention classes of its own and does not take a function from transformers' attention "
-                "interface. Choose a model whose modeling code uses ALL_ATTENTION_FUNCTIONS (Llama, Qwen, Mistral, "
-                "Gemma, GPT-2 and most others do)"
-            ) from error
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise _cannot_load(source, error) from error
+        model: Any
+        with _model_errors(source, config):
+            if load_format == "dummy":
+                model = dummy.make_model(config, dtype, device, seed)
+                model.generation_config = _generation_config(source) or model.generation_config
+            else:
+                model = AutoModelForCausalLM.from_pretrained(
+                    source.path, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True, **options
+                )
         tokenizer = _load_tokenizer(source, options)
-    model.eval().requires_grad_(False).to(device)  # type: ignore[no-untyped-call]
+    model.eval().requires_grad_(False).to(device)
     text = config.get_text_config()
     max_positions = getattr(text, "max_position_embeddings", None)
     return LoadedModel(
@@ -98,10 +99,42 @@ def weight_bytes(model: Any) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
+@contextmanager
+def _model_errors(source: ModelSource, config: Any) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        if error.args[:1] != (ATTENTION,):
+            raise _cannot_load(source, error) from error
+        raise BackendError(
+            f"model {_name(source)} ({config.model_type}) cannot be run with paged attention: its modeling code "
+            "picks from attention classes of its own and does not take a function from transformers' attention "
+            "interface. Choose a model whose modeling code uses ALL_ATTENTION_FUNCTIONS (Llama, Qwen, Mistral, "
+            "Gemma, GPT-2 and most others do)"
+        ) from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise _cannot_load(source, error) from error
+
+
+def _generation_config(source: ModelSource) -> GenerationConfig | None:
+    """That of the folder or hub name, where it has one: it may know more ends of sequence than the config."""
+    if source.gguf_file:
+        return None
+    try:
+        return GenerationConfig.from_pretrained(source.path, local_files_only=source.is_local)
+    except OSError:
+        return None
+
+
 def _cannot_load(source: ModelSource, error: Exception) -> BackendError:
     cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     if source.is_local:
-        way = "a model folder has config.json and *.safetensors; a GGUF file needs gguf and accelerate installed"
+        way = (
+            "a model folder has config.json and *.safetensors (of config.json alone, backend_options.load_format: "
+            "dummy makes a model with random weights); a GGUF file needs gguf and accelerate installed"
+        )
     else:
         way = "check the name, and that the hub can be reached, or give a folder (hf download fetches one)"
     return BackendError(f"model {_name(source)} cannot be loaded ({cause}); {way}")

@@ -15,6 +15,8 @@ class TorchOptions(BaseModel):
 
     Attributes:
         dtype: of weights, activations and KV cache; None: float32 on CPU, bfloat16 on CUDA.
+        load_format: ``auto`` loads the model's weights; ``dummy`` draws random ones from the engine's seed, for which
+            config.json is enough: for benchmarks.
         attention: kernel of the paged attention; ``auto`` takes the first of flash_attn, varlen, triton, sdpa that can
             run the model here.
         kv_cache_gib: size of the KV cache in GiB. None: on CPU 1 GiB, or what ``memory_fraction`` of the free memory
@@ -28,6 +30,7 @@ class TorchOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
     attention: Literal["auto", "flash_attn", "varlen", "triton", "sdpa"] = "auto"
     kv_cache_gib: float | None = Field(default=None, gt=0)
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
