@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from batchwright import Backend, Batch, Capacity, StepResult, VirtualClock
+from batchwright import Backend, Batch, Capacity, StepResult, TokenLogprobs, VirtualClock
 
 _WORD = 2**64 - 1
 _EMPTY = 0x9E3779B97F4A7C15
@@ -38,6 +38,12 @@ def expected_tokens(prompt: Sequence[int], seed: int, num_tokens: int, vocab_siz
     return output
 
 
+def expected_logprobs(token: int, output_index: int, num_top: int) -> TokenLogprobs:
+    """What ``FakeBackend`` gives with a token: no two tokens or places of an output have the same."""
+    top = tuple((token + rank, -output_index - rank / 64) for rank in range(num_top))
+    return TokenLogprobs(-output_index - token / 4096, 1 + token, top)
+
+
 class FakeBackend(Backend):
     """Executes batches on a virtual clock; each step takes ``step_ns``.
 
@@ -46,6 +52,7 @@ class FakeBackend(Backend):
         fail_at: numbers of executions (from 0) that raise, or what says so of a batch.
         poison: request ids whose rows are reported as failed.
         before: called with each batch before it is executed.
+        gives_logprobs: whether requests may want log-probabilities.
     """
 
     def __init__(
@@ -62,9 +69,11 @@ class FakeBackend(Backend):
         fail_at: Iterable[int] | Callable[[Batch], bool] = (),
         poison: Iterable[str] = (),
         before: Callable[[Batch], None] | None = None,
+        gives_logprobs: bool = True,
     ) -> None:
         self.name = "fake"
         self.clock = VirtualClock()
+        self.gives_logprobs = gives_logprobs
         self.tokenizer = tokenizer
         self._capacity = Capacity(num_blocks, block_size, max_model_len, vocab_size, eos_token_ids)
         self._step_ns = step_ns
@@ -98,7 +107,15 @@ class FakeBackend(Backend):
             token = _sample(digest, seed, index, self._capacity.vocab_size)
             tokens.append(scripted if scripted is not None else token)
         failed = {i: "logits are not finite" for i in batch.request_ids if i in self._poison}
-        return StepResult(tokens, self._step_ns, failed)
+        return StepResult(tokens, self._step_ns, failed, self._logprobs(batch, tokens))
+
+    @staticmethod
+    def _logprobs(batch: Batch, tokens: Sequence[int]) -> list[TokenLogprobs | None] | None:
+        wanted, indices = batch.sampling.logprobs.tolist(), batch.sampling.output_index.tolist()
+        if max(wanted, default=-1) < 0:
+            return None
+        rows = zip(tokens, indices, wanted, strict=True)
+        return [expected_logprobs(*row) if row[2] >= 0 else None for row in rows]
 
     def _compute(self, batch: Batch) -> list[int]:
         """Write what each row computes; the digest at the end of each row's context."""

@@ -36,7 +36,7 @@ def make_request(
 ) -> Request:
     """A request with a prompt of its own, or with given token ids; its seed is a function of its id."""
     tokens = prompt_of(request_id, prompt) if isinstance(prompt, int) else prompt
-    names = ("temperature", "stop", "stop_token_ids", "seed")
+    names = ("temperature", "stop", "stop_token_ids", "seed", "logprobs")
     sampling = {n: fields.pop(n) for n in names if n in fields}
     sampling.setdefault("seed", len(request_id) + sum(map(ord, request_id)))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling)
@@ -230,6 +230,7 @@ def check_empty(scheduler: Scheduler) -> None:
     check_whole(scheduler)
     assert not scheduler.has_unfinished() and not scheduler.waiting and not scheduler.running
     assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+    assert not scheduler._state.num_stop_checks and not scheduler._state.num_logprobs
 
 
 def drain(engine: Engine, max_steps: int = 5000) -> None:

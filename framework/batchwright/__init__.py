@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from batchwright.lazy_heap import LazyHeap
     from batchwright.limits import Limits
     from batchwright.llm import LLM
+    from batchwright.logprobs import TokenLogprobs
     from batchwright.outputs import CompletionOutput, RequestOutput
     from batchwright.policy import Params, Policy
     from batchwright.prefix_cache import PrefixCache
@@ -98,6 +99,7 @@ _HOME = {
     "SamplingParams": "batchwright.sampling_params",
     "Scheduler": "batchwright.scheduler",
     "Step": "batchwright.step",
+    "TokenLogprobs": "batchwright.logprobs",
 }
 
 __all__ = [
@@ -142,6 +144,7 @@ __all__ = [
     "Scheduler",
     "Step",
     "StepResult",
+    "TokenLogprobs",
     "UnknownRequestError",
     "VirtualClock",
     "WorkloadError",

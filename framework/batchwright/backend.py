@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from batchwright.batch import Batch
+    from batchwright.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,14 @@ class StepResult:
         elapsed_ns: time of the step in nanoseconds, virtual or real.
         failed: request id to cause, for rows whose result must not be used (a NaN among the logits, say);
             their place in ``token_ids`` is kept and its value ignored.
+        logprobs: log-probabilities of each of ``token_ids``, in the same order; None in the place of a row whose
+            request wants none (``batch.sampling.logprobs``), or altogether where nobody does.
     """
 
     token_ids: Sequence[int]
     elapsed_ns: int
     failed: Mapping[str, str] = field(default_factory=dict)
+    logprobs: Sequence[TokenLogprobs | None] | None = None
 
 
 class Clock(Protocol):
@@ -135,12 +139,15 @@ class Backend(ABC):
         name: as a user would write it, such as ``sim:llama-3.1-8b@h100``.
         tokenizer: None where there is no text, as in a simulator.
         clock: where the engine reads time and waits for arrivals.
+        gives_logprobs: whether it gives log-probabilities to rows that want them; where it does not, a request that
+            wants them is refused.
         notes: what a reader of results should know, in sentences (a GPU whose constants are not calibrated, say).
     """
 
     name: str
     tokenizer: Tokenizer | None = None
     clock: Clock
+    gives_logprobs: bool = False
     notes: Sequence[str] = ()
 
     @abstractmethod

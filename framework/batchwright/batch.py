@@ -35,6 +35,8 @@ class SamplingArrays:
         seed: uint64[m].
         output_index: int64[m], place of the sampled token in the request's output, from 0. A draw is a function of
             (seed, output_index), so that batching and preemption change no token.
+        logprobs: int32[m]; -1: the request wants no log-probabilities; 0: that of its sampled token; above: of so many
+            likeliest tokens beside it. See :class:`~batchwright.TokenLogprobs`.
     """
 
     temperature: NDArray[np.float32]
@@ -43,6 +45,7 @@ class SamplingArrays:
     min_p: NDArray[np.float32]
     seed: NDArray[np.uint64]
     output_index: NDArray[np.int64]
+    logprobs: Ints
 
 
 class Batch:
@@ -236,6 +239,7 @@ class Batch:
             min_p=self._column("min_p", np.float32, [p.min_p for p in params]),
             seed=self.seeds,
             output_index=self.output_indices,
+            logprobs=self._column("logprobs", np.int32, [-1 if p.logprobs is None else p.logprobs for p in params]),
         )
 
 

@@ -147,7 +147,8 @@ class Engine:
             prompt: its text, to be given back with the output.
 
         Raises:
-            InvalidRequestError: a field is out of its range, or there are stop strings and no tokenizer.
+            InvalidRequestError: a field is out of its range, or it asks for what the backend has not: stop strings
+                without a tokenizer, log-probabilities.
             InfeasibleRequestError: it could never fit; with its numbers.
             RefusedRequestError: the policy refused it.
         """
@@ -157,6 +158,11 @@ class Engine:
             raise InvalidRequestError(
                 f"request {request.request_id!r}: stop strings need text, and {self.backend.name} has no tokenizer; "
                 "use stop_token_ids"
+            )
+        if request.sampling_params.logprobs is not None and not self.backend.gives_logprobs:
+            raise InvalidRequestError(
+                f"request {request.request_id!r} wants log-probabilities, and {self.backend.name} gives none; leave "
+                "logprobs at None, or use a backend that runs a model, such as cpu:MODEL"
             )
         text = OutputText(tokenizer.decoder(), stop) if tokenizer is not None else None
         check = text.push if stop and text is not None else None
@@ -196,7 +202,7 @@ class Engine:
             return scheduler.update(batch, (), self.clock.now_ns())
         try:
             result = self.backend.execute(batch)
-            step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed)
+            step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed, result.logprobs)
         except Exception as error:
             if scheduler.in_flight is None:
                 raise

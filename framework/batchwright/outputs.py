@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchwright.backend import IncrementalDecoder
+from batchwright.logprobs import TokenLogprobs
 from batchwright.request import Request
 
 
@@ -17,12 +18,19 @@ class CompletionOutput:
         text: without special tokens and stop string; empty where the backend has no tokenizer.
         token_ids: output tokens, an end-of-sequence token included.
         finish_reason: None while it runs; ``stop``, ``length``, ``trace``, ``abort`` or ``error``.
+        logprobs: log-probabilities of each of ``token_ids``; None where the request wants none.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the output tokens' log-probabilities; None where the request wants none."""
+        return sum(t.logprob for t in self.logprobs) if self.logprobs is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,7 @@ class RequestOutput:
         finished: whether nothing follows.
         error: what went wrong, where the finish reason is ``error``.
         num_cached_tokens: prompt tokens that the prefix cache held at its last admission.
+        new_logprobs: log-probabilities of each of ``new_token_ids``; None where the request wants none.
     """
 
     request_id: str
@@ -50,6 +59,7 @@ class RequestOutput:
     finished: bool
     error: str | None
     num_cached_tokens: int
+    new_logprobs: list[TokenLogprobs] | None = None
 
 
 class OutputText:
@@ -127,14 +137,16 @@ def make_output(
             text.finish()
         except Exception as error:  # what was decoded so far is given
             request.error = request.error or f"its text cannot be made: {type(error).__name__}: {error}"
+    logprobs = request._logprobs[:] if request._logprobs is not None else None
     return RequestOutput(
         request_id=request.request_id,
         prompt=prompt,
         prompt_token_ids=request.prompt_token_ids[:],
-        outputs=[CompletionOutput(0, text.text if text is not None else "", tokens, request.finish_reason)],
+        outputs=[CompletionOutput(0, text.text if text is not None else "", tokens, request.finish_reason, logprobs)],
         new_text=text.new() if told and text is not None else "",
         new_token_ids=tokens[len(tokens) - num_new :],
         finished=request.is_finished,
         error=request.error,
         num_cached_tokens=request.num_cached,
+        new_logprobs=logprobs[len(tokens) - num_new :] if logprobs is not None else None,
     )

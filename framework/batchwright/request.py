@@ -19,6 +19,7 @@ from batchwright.errors import InvalidRequestError
 from batchwright.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from batchwright.logprobs import TokenLogprobs
     from batchwright.prefix_index import Run
     from batchwright.roster import Roster
 
@@ -147,6 +148,7 @@ class Request:
         "_hits",
         "_known",
         "_last_token_ns",
+        "_logprobs",
         "_num_registered",
         "_offset",
         "_prefilling",
@@ -252,6 +254,8 @@ class Request:
         self._stop_ids: frozenset[int] = frozenset()
         self._stop_check: Any = None  # called with each sampled token where there are stop strings
         self._seed = 0
+        # Of each output token, where the caller wants them.
+        self._logprobs: list[TokenLogprobs] | None = [] if self.sampling_params.logprobs is not None else None
         self._high_water = 0  # most tokens it ever had computed: below it, computing is recomputing
         self._hashes: list[int] = []  # of its full blocks, chained, each computed once
         self._num_registered = 0  # of its blocks, in the prefix cache

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.errors import BackendError
+from batchwright.logprobs import TokenLogprobs, keep_logprobs
 from batchwright.request import RESIDENT, Request
 from batchwright.roster import BY_ADMISSION
 from batchwright.state import State
@@ -41,12 +42,19 @@ def checked_tokens(token_ids: Sequence[int], vocab_size: int) -> tuple[array[int
 
 
 def take_results(
-    state: State, step: Step, ids: array[int], packed: Packed, now: int, failed: Mapping[str, str], over: Over
+    state: State,
+    step: Step,
+    ids: array[int],
+    packed: Packed,
+    now: int,
+    failed: Mapping[str, str],
+    over: Over,
+    logprobs: Sequence[TokenLogprobs | None] | None = None,
 ) -> Sequence[Request]:
     """Give each row what was sampled for it. Returns who got a token, in batch order.
 
     Raises:
-        BackendError: too few or too many tokens; nothing was touched.
+        BackendError: too few or too many tokens, or log-probabilities lack that are wanted; nothing was touched.
     """
     if failed and step._num_riding:
         state.disband(step)
@@ -60,8 +68,12 @@ def take_results(
         ]
     expected = riding + sum(samples)
     if expected != len(ids):
-        rows = f"a batch with {expected} rows that sample"
-        raise BackendError(f"the backend gave {len(ids)} tokens for {rows}")
+        raise BackendError(f"the backend gave {len(ids)} tokens for a batch with {expected} rows that sample")
+    if logprobs is not None and len(logprobs) != expected:
+        raise BackendError(f"the backend gave {len(logprobs)} log-probabilities for {expected} rows that sample")
+    if state.num_logprobs:
+        rows = [*step.batch[:riding], *(r for r, ends in zip(others, samples, strict=True) if ends)]
+        keep_logprobs(rows, logprobs, failed)
     sampled: Sequence[Request] = advance(state, step, ids, packed, now, over) if riding else ()
     if others:
         sampled = [*sampled, *append_each(state, step, others, samples, ids[riding:], now, failed, over)]

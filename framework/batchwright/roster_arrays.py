@@ -24,6 +24,7 @@ _SAMPLING = {
     "min_p": np.float32,
     "seed": np.uint64,
     "num_prompt_tokens": np.int64,
+    "logprobs": np.int32,
 }
 
 
@@ -106,7 +107,9 @@ class RosterArrays:
     # Sampling parameters ------------------------------------------------------------------------------------
 
     def sampling(self, name: str, order: Rows) -> NDArray[Any]:
-        """A sampling parameter of each of these rows: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``seed``."""
+        """A sampling parameter of each of these rows: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``seed``,
+        ``logprobs``.
+        """
         if self._sampling is None:
             self._sampling = {n: np.zeros(len(self._riders), dtype=kind) for n, kind in _SAMPLING.items()}
             for row, request in enumerate(self._riders):
@@ -127,3 +130,4 @@ class RosterArrays:
         columns["min_p"][row] = params.min_p
         columns["seed"][row] = request._seed
         columns["num_prompt_tokens"][row] = request.num_prompt_tokens
+        columns["logprobs"][row] = -1 if params.logprobs is None else params.logprobs

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from batchwright.errors import InvalidRequestError
 
+MAX_LOGPROBS = 20
+"""Likeliest tokens that a request may ask for, as vLLM's default ``max_logprobs``."""
+
 
 def _whole(name: str, value: object, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
@@ -34,6 +37,9 @@ class SamplingParams:
         stop: strings that end the request when they appear in its text; they are not part of the output.
         stop_token_ids: further token ids that end the request.
         ignore_eos: go on past the model's end-of-sequence tokens.
+        logprobs: log-probabilities that come with each output token: None for none, 0 for the token's own, up to 20
+            for those of so many likeliest tokens beside it. They are of the model's own distribution, before
+            temperature and filters: see :class:`TokenLogprobs`.
 
     Raises:
         InvalidRequestError: a field is out of its range.
@@ -48,6 +54,7 @@ class SamplingParams:
     stop: Sequence[str] = field(default=())
     stop_token_ids: Sequence[int] = field(default=())
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1)
@@ -64,6 +71,12 @@ class SamplingParams:
             _whole("seed", self.seed, 0)
             if self.seed >= 2**64:
                 raise InvalidRequestError(f"seed must be below 2^64, not {self.seed}")
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0)
+            if self.logprobs > MAX_LOGPROBS:
+                raise InvalidRequestError(
+                    f"logprobs must be at most {MAX_LOGPROBS}, or None for none, not {self.logprobs}"
+                )
         object.__setattr__(self, "stop", self._strings(self.stop))
         object.__setattr__(self, "stop_token_ids", self._tokens(self.stop_token_ids))
 

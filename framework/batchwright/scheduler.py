@@ -29,6 +29,7 @@ from batchwright.errors import (
 from batchwright.feasibility import Feasibility
 from batchwright.hookspecs import Refusal
 from batchwright.limits import Limits
+from batchwright.logprobs import TokenLogprobs
 from batchwright.neutral import Neutral
 from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
@@ -177,6 +178,7 @@ class Scheduler:
         request._roster = self._state.roster
         self._state.stop_ids |= request._stop_ids
         self._state.num_stop_checks += request._stop_check is not None
+        self._state.num_logprobs += request._logprobs is not None
         request.arrival_index = self._num_arrivals
         self._num_arrivals += 1
         request._state = WAITING
@@ -286,6 +288,7 @@ class Scheduler:
         token_ids: Sequence[int],
         now: int = 0,
         failed: Mapping[str, str] | None = None,
+        logprobs: Sequence[TokenLogprobs | None] | None = None,
     ) -> Step:
         """Take what the backend sampled for the last batch.
 
@@ -294,13 +297,14 @@ class Scheduler:
             token_ids: one for each row of ``batch.samples`` that is true, in batch order.
             now: nanoseconds of the engine's clock, after the execution.
             failed: request id to cause: these rows' tokens are not used, and the requests end with an error.
+            logprobs: of each of these tokens, where its request wants them; None: of none.
 
         Returns:
             The step, with what was sampled and what finished.
 
         Raises:
-            BackendError: too few or too many tokens, or one that is no token id; nothing was touched, ``fail`` the
-                batch or update it again.
+            BackendError: too few or too many tokens, one that is no token id, or log-probabilities lack that are
+                wanted; nothing was touched, ``fail`` the batch or update it again.
         """
         if batch is not self._batch:
             if not len(batch) and self._batch is None:
@@ -309,7 +313,7 @@ class Scheduler:
         step = self.step
         ids, packed = checked_tokens(token_ids, self._vocab_size)
         over: Over = []
-        step.sampled = take_results(self._state, step, ids, packed, now, failed or {}, over)
+        step.sampled = take_results(self._state, step, ids, packed, now, failed or {}, over, logprobs)
         step.end = now
         self._batch = None
         all_decoded = step._num_riding == len(step.batch) == len(self.running) and not self._state.prefilling
@@ -328,10 +332,17 @@ class Scheduler:
             step.finished = [r for r, _ in over]
             for request, reason in over:
                 self._state.end(request, reason)
-        self._tell_end(step, over, ids, failed or {})
+        self._tell_end(step, over, ids, failed or {}, logprobs)
         return step
 
-    def _tell_end(self, step: Step, over: Over, ids: Sequence[int], failed: Mapping[str, str]) -> None:
+    def _tell_end(
+        self,
+        step: Step,
+        over: Over,
+        ids: Sequence[int],
+        failed: Mapping[str, str],
+        logprobs: Sequence[TokenLogprobs | None] | None = None,
+    ) -> None:
         """Tell observers of a step that is done; all who ended have ended, so they may abort others, or add."""
         try:
             if self._hooks.request_finished:
@@ -340,7 +351,8 @@ class Scheduler:
             if self._state.events:
                 self._gather_events(step)
             if self._hooks.step_finished:
-                result = StepResult(list(ids), step.end - step.now if step.end is not None else 0, failed)
+                elapsed = step.end - step.now if step.end is not None else 0
+                result = StepResult(list(ids), elapsed, failed, logprobs)
                 self._state.tell(self._hooks.step_finished, step, result)
         finally:
             self._state.roster.advancing_to = NOBODY

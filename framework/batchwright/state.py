@@ -38,6 +38,7 @@ class State:
         early, late: whether full blocks are registered when they are scheduled, or when they are computed.
         stop_ids: every token id that ever could stop a request here.
         num_stop_checks: unfinished requests with stop strings.
+        num_logprobs: unfinished requests that want log-probabilities.
         roster: the decodes that advance together.
         steady: what the last step decided is decided again: all residents decoded, by a policy that declares itself
             stationary, nobody waits, and nobody came or went since.
@@ -71,7 +72,7 @@ class State:
         self.events: list[dict[str, Any]] = []
         self.num_observer_faults = 0
         self.stop_ids: set[int] = set()
-        self.num_stop_checks = 0
+        self.num_stop_checks = self.num_logprobs = 0
         self.building = False
         self.roster = Roster(blocks, early=self.early)
         self.num_apart = 0
@@ -92,6 +93,7 @@ class State:
         else:
             del self.queue[request]
         self.num_stop_checks -= request._stop_check is not None
+        self.num_logprobs -= request._logprobs is not None
         request._state = FINISHED
         request.finish_reason = reason
         request._hits, request._hit_key, request._hashes = array("i"), None, []

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright import Batch, Limits, PrefixCache, Scheduler
+from batchwright import Batch, Limits, PrefixCache, Scheduler, TokenLogprobs
 from batchwright.plugins import load_plugins
 from batchwright.testing.reference import Reference
 from toolbox import BASIC, make_request, prompt_of
@@ -55,6 +55,7 @@ def _check(batch: Batch, block_size: int) -> None:
         (sampling.min_p, [p.min_p for p in params], np.float32),
         (sampling.seed, [p.seed for p in params], np.uint64),
         (sampling.output_index, [r.num_output_tokens for r in rows], np.int64),
+        (sampling.logprobs, [-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
     ]:
         assert array.dtype == dtype
         assert array.tolist() == expected
@@ -78,11 +79,13 @@ def test_every_array_of_every_batch(policy: str, visible: str, block_size: int, 
     stem = prompt_of("stem", 12)
     for i in range(6):
         prompt = stem[: rng.randint(0, 12)] + prompt_of(str(i), rng.randint(1, 9))
-        scheduler.add(make_request(str(i), prompt, rng.randint(1, 9), temperature=rng.choice([0.0, 0.5])))
+        sampling = {"temperature": rng.choice([0.0, 0.5]), "logprobs": rng.choice([None, None, 0, 5])}
+        scheduler.add(make_request(str(i), prompt, rng.randint(1, 9), **sampling))
     for _ in range(300):
         batch = scheduler.schedule()
         _check(batch, block_size)
-        scheduler.update(batch, [rng.randrange(1000) for s in batch.samples if s])
+        logprobs = [TokenLogprobs(-1.0, 1) for s in batch.samples if s]
+        scheduler.update(batch, [rng.randrange(1000) for _ in logprobs], logprobs=logprobs)
         if not scheduler.has_unfinished():
             return
     raise AssertionError("it does not end")

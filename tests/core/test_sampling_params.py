@@ -12,7 +12,8 @@ def test_the_edges_of_each_range_are_allowed() -> None:
         max_tokens=1, temperature=100, top_k=1, top_p=1.0, min_p=0.999, seed=2**64 - 1, stop="end", stop_token_ids=[0]
     )
     assert params.stop == ("end",) and params.stop_token_ids == (0,)
-    SamplingParams(temperature=0, top_p=1e-300, min_p=0, seed=0, stop=["a", "b"])
+    SamplingParams(temperature=0, top_p=1e-300, min_p=0, seed=0, stop=["a", "b"], logprobs=0)
+    SamplingParams(logprobs=20)
     assert SamplingParams(stop=None, stop_token_ids=None, top_k=None, seed=None) == SamplingParams()
 
 
@@ -25,6 +26,7 @@ def test_the_edges_of_each_range_are_allowed() -> None:
         ("top_p", [0, -0.5, 1.0001, float("nan"), "0.5", None]),
         ("min_p", [-0.1, 1, 1.5, float("nan"), "0", None]),
         ("seed", [-1, 2**64, 1.5, "0", True]),
+        ("logprobs", [-1, 21, 1.5, True, "5"]),
         ("stop", ["", [""], ["a", 5], 5, [None]]),
         ("stop_token_ids", [[-1], [1.5], 5, "12", ["a"], [True]]),
     ],
