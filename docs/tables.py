@@ -22,7 +22,6 @@ from batchwright.cli.policies import parameters
 from batchwright.config import EngineConfig, submodel
 from batchwright.config_sources import ENVIRONMENT_PREFIX
 from batchwright.lab import METRICS, SyntheticSpec
-from batchwright.plugins import load_plugins
 from batchwright.replay.batchwright_format import _Request as ReplayedRequest
 from batchwright_backends.sim.backend import SimOptions
 from batchwright_backends.sim.gpus import find_gpu, gpu_names
@@ -66,14 +65,6 @@ def environment() -> str:
     names = ("max_num_seqs", "prefix_cache.visible", "policy.chunk_size")
     variables = [f"{ENVIRONMENT_PREFIX}{name.upper().replace('.', '__')}" for name in names]
     return table(("setting", "variable"), [(code(n), code(v)) for n, v in zip(names, variables, strict=True)])
-
-
-def of_model(model: type[BaseModel]) -> str:
-    """Parameters of a policy."""
-    found = parameters(model)
-    return table(
-        ("parameter", "type", "default", "meaning"), [(code(n), k, code(d), m) for n, (k, d, m) in found.items()]
-    )
 
 
 def of_attributes(model: type[Any]) -> str:
@@ -186,10 +177,6 @@ def scheduler_cost() -> str:
 
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
-    plugins = load_plugins()
-    own = {n: k for n, k in plugins.policies.items() if plugins.origin["policies", n] == "policies"}
-    own = {n: k for n, k in own.items() if not (FOLDER / "policies" / f"{n}.md").exists()}  # others have a page each
-    policies = {f"policy {n}": (lambda k=k: of_model(k.Params)) for n, k in own.items()}
     return {
         "config": config,
         "environment": environment,
@@ -202,7 +189,6 @@ def makers() -> dict[str, Callable[[], str]]:
         "residuals": residuals,
         "models": models,
         "scheduler cost": scheduler_cost,
-        **policies,
     }
 
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from batchwright.card import Card
-from batchwright.cli.policies import parameters
+from batchwright import card as cards
+from batchwright.cli.policies import declared, parameters
 from batchwright.policy import Policy
 
 FOLDER = Path(__file__).parent
@@ -29,13 +29,21 @@ def parameters_of(policy: type[Policy]) -> str:
 
 
 def card_of(policy: type[Policy]) -> str:
-    """A policy's card: source, rules and where they are, deviations, evidence."""
-    card: Card = getattr(policy, "card")  # noqa: B009 - only these policies have one
+    """A policy's card: source, rules and where they are, deviations, evidence, what it declares and costs.
+
+    Raises:
+        ValueError: it has no card of its own, or does not say what a step costs.
+    """
+    found, cost = cards.card_of(policy), cards.cost_of(policy)
+    if found is None or found[1] is not policy or cost is None:
+        raise ValueError(f"policy {policy.__name__} lacks a card, or the cost of a step in its documentation")
+    card = found[0]
     lines = [f"Source: {card.source}.", "", "| rule of the source | in the code |", "| --- | --- |"]
     lines += [f"| {rule} | `{where}` |" for rule, where in card.rules.items()]
     if card.deviations:
         lines += ["", "Deviations:", "", *(f"- {text}" for text in card.deviations)]
     lines += ["", "Evidence:", "", *(f"- *{kind}*: {what}" for kind, what in card.evidence.items())]
+    lines += ["", f"Declares: {', '.join(declared(policy())) or 'nothing special'}.", "", cost.replace("``", "`")]
     return "\n".join(lines) + "\n"
 
 

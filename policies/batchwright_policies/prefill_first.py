@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from batchwright.card import Card
 from batchwright.hookspecs import HOLD, Hold, hookimpl
 from batchwright.policy import Params, Policy
 from batchwright.request import Request
@@ -44,6 +45,24 @@ class PrefillFirst(Policy):
     stationary = True
     scans_waiting = False
     params: PrefillFirstParams
+    card: ClassVar[Card] = Card(
+        source="GeeeekExplorer/nano-vllm, commit bb823b3, nanovllm/engine/scheduler.py",
+        rules={
+            "waiting requests in order, until one finds no room": "admission",
+            "decodes only in a step without prompts": "admission",
+            "only the first prompt of a step may be cut": "chunking",
+            "a running request that lacks a block preempts the last of the running queue, else itself": "preemption",
+            "decodes take nothing of the token budget": "Params.budget_counts_decodes",
+            "max_num_seqs bounds a step, not the residents": "admission",
+        },
+        deviations=(
+            "a cut prompt is a resident that is prefilling; there it stays at the head of the waiting queue",
+            "the guard decode_interleave is an addition, off by default",
+        ),
+        evidence={
+            "decisions replayed": "160 workloads recorded from its own scheduler, every field of 16,720 steps",
+        },
+    )
 
     def __init__(self, params: PrefillFirstParams | None = None, **values: object) -> None:
         super().__init__(params, **values)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from batchwright.card import Card
 from batchwright.hookspecs import HOLD, Hold, hookimpl
 from batchwright.limits import Limits
 from batchwright.policy import Params, Policy
@@ -44,6 +45,28 @@ class StallFree(Policy):
     stationary = True
     scans_waiting = False
     params: StallFreeParams
+    card: ClassVar[Card] = Card(
+        source='Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, '
+        "Algorithm 3; microsoft/sarathi-serve, sarathi/core/scheduler/sarathi_scheduler.py",
+        rules={
+            "every decode first": "admission",
+            "then prompts that were begun, then new ones, until the first that does not fit": "admission",
+            "prompts are cut to what the decodes leave of the chunk": "chunking",
+            "one static chunk size": "Params.chunk_size",
+            "a request takes the blocks of its whole prompt when it starts": "reservation",
+            "a decode that lacks a block preempts the last of the running queue, else itself": "preemption",
+            "max_num_seqs bounds the running requests": "defaults",
+        },
+        deviations=(
+            "decodes beyond chunk_size wait; there all of them run, however many",
+            "no chunk that shrinks as a prompt goes on (enable_dynamic_chunking_schedule), no pipeline stages",
+            "prompts share cached prefixes",
+        ),
+        evidence={
+            "property tested": "a decode never waits for a prompt, and no step has more tokens than the chunk",
+            "from the paper only": "its order of requests: from the source's text, no decisions of it were recorded",
+        },
+    )
 
     def defaults(self, limits: Limits) -> Mapping[str, Any]:
         """A resident always finds a place in the batch."""

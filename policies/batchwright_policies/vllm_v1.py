@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from batchwright.card import Card
 from batchwright.hookspecs import HOLD, Hold, hookimpl
 from batchwright.limits import Limits
 from batchwright.policy import Params, Policy
@@ -49,6 +50,29 @@ class VllmV1(Policy):
     stationary = True
     scans_waiting = False
     params: VllmV1Params
+    card: ClassVar[Card] = Card(
+        source="vllm-project/vllm 0.32, vllm/v1/core/sched/scheduler.py",
+        rules={
+            "running requests first, decodes and cut prompts alike": "admission",
+            "nobody is started in a step in which somebody was preempted": "admission",
+            "a waiting request starts if its whole present length finds free blocks": "admission",
+            "the first that does not fit stops the rest": "admission",
+            "any prompt is cut to the budget": "chunking",
+            "long prompts are capped while others are there": "Params.long_prefill_token_threshold",
+            "blocks are taken chunk by chunk": "reservation",
+            "fcfs preempts the last of the running queue; priority the worst (priority, arrival)": "preemption",
+            "max_num_seqs bounds the running requests": "defaults",
+            "blocks are shared as soon as they are scheduled; who has no hash is reused first": "defaults",
+        },
+        deviations=(
+            "no speculative tokens, encoder inputs, LoRA limits or transfers of K and V",
+            "no watermark of free blocks",
+        ),
+        evidence={
+            "decisions replayed": "260 workloads recorded from its own scheduler, 120 of them with prefix caching, "
+            "every field of 21,296 steps",
+        },
+    )
 
     def __init__(self, params: VllmV1Params | None = None, **values: object) -> None:
         super().__init__(params, **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +141,90 @@ def test_a_broken_plugin_is_fatal_and_can_be_left_out(cli: Cli, install: Install
     assert "nothing_of_that_name" in answer.error and "--no-plugin broken" in answer.error
     if command != ["run"]:
         assert cli(*command, "--no-plugin", "broken").code == 0
+
+
+# Cards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vtc", "cheapest", "static_batch", "vllm_v1"])
+def test_a_card_says_where_each_rule_is(cli: Cli, name: str) -> None:
+    from batchwright_policies.plugin import register_policies
+
+    policy = register_policies()[name]
+    for answer in (cli("policies", "--card", name), cli("policies", name, "--card")):
+        assert answer.code == 0
+        out = " ".join(answer.out.split())
+        card = policy.card  # type: ignore[attr-defined]
+        for kind in card.evidence:
+            assert kind in out
+        for words in ("source", "declares", "cost", "parameter", *card.rules.values()):
+            assert words in out
+        place = r"\w+\.py:\d+"
+        assert len(re.findall(place, out)) >= len(card.rules)
+        assert all(len(line) <= 80 for line in answer.out.splitlines())
+    assert "deviations" in answer.out
+
+
+def test_a_card_fills_a_wide_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    lines = cli("policies", "--card", "vtc").out.splitlines()
+    assert any(len(line) > 80 for line in lines) and all(len(line) <= 160 for line in lines)
+
+
+def test_a_policy_without_a_card_is_told_what_one_is(cli: Cli, install: Install, tmp_path: Path) -> None:
+    install("loud", PLUGIN)
+    answer = cli("policies", "--card", "loud")
+    assert answer.code == 1
+    for words in ("It has no card.", "card = batchwright.Card(", "property tested", "Says what it does.", "volume"):
+        assert words in answer.out
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    answer = cli("policies", "--card", "mine.py:Loud")
+    assert answer.code == 1 and "mine.py" in answer.out.splitlines()[0] and "It has no card." in answer.out
+
+
+CARD = '''
+from batchwright import Card, Policy, hookimpl
+from batchwright_policies.orca import Orca
+
+
+class Mine(Policy):
+    """Mine alone. A step costs O(1)."""
+
+    card = Card(source="me", rules={"mine first": "admission", "elsewhere": "nowhere"})
+
+    @hookimpl
+    def admission(self, step):
+        yield step.running
+
+
+class Derived(Orca):
+    """As Orca, somehow."""
+
+
+class Wrong(Policy):
+    card = "a card"
+'''
+
+
+def test_the_card_of_a_policy_in_a_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CARD)
+    answer = cli("policies", "--card", "mine.py:Mine")
+    out = " ".join(answer.out.split())
+    assert answer.code == 0
+    assert "admission mine.py:11 mine first" in out
+    assert "nowhere not there elsewhere" in out, "a rule that is not in the code is no secret"
+    assert "evidence none is given" in out and "deviations none known" in out and "parameters none" in out
+    assert "cost A step costs O(1)." in out
+
+
+def test_an_inherited_card_is_called_so(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CARD)
+    answer = cli("policies", "--card", "mine.py:Derived")
+    assert answer.code == 0
+    assert "no card of its own; this is the card of Orca" in answer.out
+    assert "card must be a batchwright.Card, not 'a card'" in cli("policies", "--card", "mine.py:Wrong").error
+
+
+def test_a_card_of_nothing(cli: Cli) -> None:
+    assert "name the policy whose card is meant" in cli("policies", "--card").error
+    assert "unknown policy 'vtk'" in cli("policies", "--card", "vtk").error

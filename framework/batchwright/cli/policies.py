@@ -20,6 +20,9 @@ def policies(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Tell all about this one; path.py:Class works too.")
     ] = None,
+    card: Annotated[
+        bool, typer.Option("--card", help="Where it comes from, rule by rule, and what speaks for it.")
+    ] = False,
     no_plugin: NoPlugin = None,
     debug: Debug = False,
 ) -> None:
@@ -29,7 +32,8 @@ def policies(
     Examples:
       batchwright policies
       batchwright policies stall_free
-      batchwright policies my_policy.py:Mine
+      batchwright policies --card vtc
+      batchwright policies --card my_policy.py:Mine
 
     The list says what each does, what it declares, and which distribution brings it. Declared are: "never cuts"
     (prompts run whole, so those beyond the token budget are refused), "decodes are free" (they take nothing of the
@@ -38,26 +42,38 @@ def policies(
 
     With NAME: its documentation, its parameters with type and default, the settings it wants where the config says
     nothing, and the hooks it implements. batchwright config schema --policy NAME gives the parameters as JSON Schema.
+
+    With --card NAME: the paper or system it comes from, where each rule of that is in the code, what it does otherwise,
+    the evidence (decisions replayed, property tested, from the paper only), and what a step costs.
+
+    Exit code: 0; 1 when --card asks for the card of a policy that has none; 2 when there is no such policy.
     """
+    from batchwright.cli.card import print_card
     from batchwright.cli.output import make_console, make_table, print_table, say
+    from batchwright.cli.program import FAILED, OK
+    from batchwright.errors import ConfigError
     from batchwright.plugins import load_plugins
 
     plugins = load_plugins(no_plugin or ())
     console = make_console()
+    if card and name is None:
+        raise ConfigError("--card: name the policy whose card is meant, as in batchwright policies --card stall_free")
     if name is not None:
         from batchwright.resolve import resolve_policy
 
         policy = next(iter(resolve_policy(name, plugins).slots.values()))
         plugin = plugins.origin.get(("policies", name.partition(":")[0]))
         origin = plugins.plugins[plugin].distribution if plugin is not None else inspect.getfile(type(policy))
+        if card:
+            raise typer.Exit(OK if print_card(console, name, policy, origin) else FAILED)
         _describe(console, name, policy, origin)
         return
     table = make_table(console, "policy", "what it does", "declares", "from")
     for known, kind in sorted(plugins.policies.items()):
         distribution = plugins.plugins[plugins.origin["policies", known]].distribution
-        table.add_row(known, _summary(kind), ", ".join(_declared(_default(kind))), distribution)
+        table.add_row(known, summary(kind), ", ".join(declared(_default(kind))), distribution)
     print_table(console, table)
-    say(console, "batchwright policies NAME tells all about one.")
+    say(console, "batchwright policies NAME tells all about one; --card NAME, where it comes from.")
 
 
 def _default(kind: type[Policy]) -> Policy | type[Policy]:
@@ -70,14 +86,16 @@ def _default(kind: type[Policy]) -> Policy | type[Policy]:
         return kind
 
 
-def _summary(kind: type[Policy]) -> str:
+def summary(kind: type[Policy]) -> str:
+    """The first paragraph of a policy's documentation."""
     from batchwright.policy import Policy
 
     doc = inspect.getdoc(kind) if kind.__doc__ or kind.__mro__[1] is not Policy else None
     return " ".join((doc or "").partition("\n\n")[0].split())
 
 
-def _declared(policy: Policy | type[Policy]) -> list[str]:
+def declared(policy: Policy | type[Policy]) -> list[str]:
+    """What a policy declares, in words, where it differs from what most do."""
     said = {
         "never cuts": not policy.chunks,
         "decodes are free": not policy.budget_counts_decodes,
@@ -96,7 +114,7 @@ def _describe(console: Console, name: str, policy: Policy, origin: str) -> None:
     kind = type(policy)
     say(console, f"{name}, from {origin}\n")
     say(console, (inspect.getdoc(kind) or "It has no documentation.") + "\n")
-    say(console, f"declares: {', '.join(_declared(policy)) or 'nothing special'}")
+    say(console, f"declares: {', '.join(declared(policy)) or 'nothing special'}")
     marked = dict(hook_methods(kind))
     say(console, f"hooks: {', '.join(hook for hook in HOOKS if hook in marked)}")
     wanted = policy.defaults(Limits())
