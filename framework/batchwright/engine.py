@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from batchwright.backend import Backend, BackendSettings, Capacity, Clock
 from batchwright.config import EngineConfig
@@ -18,6 +18,9 @@ from batchwright.request import Request
 from batchwright.resolve import default_policy, resolve_policy
 from batchwright.scheduler import Scheduler
 from batchwright.step import Step
+
+if TYPE_CHECKING:
+    from batchwright.trace import TracedStep
 
 MAX_RETRIES = 3
 """Failures of the backend in a row after which a batch's requests fail, ``on_backend_error: retry`` or not."""
@@ -237,6 +240,19 @@ class Engine:
                 if request.is_finished:
                     self._forget(request.request_id)
         return outputs
+
+    def trace(self) -> Iterator[TracedStep]:
+        """Step while anybody is there, and give each step as it was: queues, batch, blocks, and why who ran or did not.
+
+        Decisions are the same as without it. Requests may be added between two steps. ``step.outputs`` is what ``step``
+        would have returned. When the iterator is closed, or at its end, nothing of it is left in the engine.
+
+        Raises:
+            PolicyError: as ``step``.
+        """
+        from batchwright.trace.tracer import trace
+
+        return trace(self)
 
     def _push_text(self, request: Request, text: OutputText | None) -> None:
         """Decode the last token, where looking for stop strings has not done it already."""
