@@ -66,13 +66,20 @@ class KVCache:
         """Bytes of all blocks, the null block included."""
         return sum(pool.nbytes for pool in self._pools.values())
 
-    def clear_fresh(self, slots: Longs) -> None:
-        """Clear the blocks that writing ``slots`` opens and does not fill."""
-        block, offset = np.divmod(slots, self.block_size)
-        fresh = np.setdiff1d(block[offset == 0], block[offset == self.block_size - 1])
-        if fresh.size:
-            for pool in self._pools.values():
-                pool.index_fill_(1, torch.from_numpy(fresh).to(pool.device), 0)
+    def fresh_blocks(self, slots: Longs) -> Longs | None:
+        """Ids of the blocks that writing ``slots`` opens and does not fill; None: there are none."""
+        offset = slots % self.block_size
+        opened = slots[offset == 0]
+        if not opened.size:  # as in most steps of decodes
+            return None
+        filled = slots[offset == self.block_size - 1] // self.block_size
+        fresh = np.setdiff1d(opened // self.block_size, filled)
+        return fresh if fresh.size else None
+
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Fill these blocks, int64 on the device, with zeros."""
+        for pool in self._pools.values():
+            pool.index_fill_(1, blocks, 0)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Put K [T, KV heads, key width] and V of one layer's new tokens into their slots, int64[T]."""

@@ -6,10 +6,12 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from batchwright.errors import BackendError, ConfigError
+
+if TYPE_CHECKING:
+    from batchwright_backends.torch.devices import Device
 
 GIB = 1 << 30
 DEFAULT_CPU_BYTES = GIB
@@ -38,22 +40,20 @@ def _meminfo_available() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def cuda_budget(device: torch.device, fraction: float, warm_up: Callable[[], None]) -> int:
-    """Bytes for the KV cache: ``fraction`` of the device, less what is taken and what a step at full size takes more.
+def device_budget(device: Device, fraction: float, step: Callable[[], None], graphs: Callable[[], int]) -> int:
+    """Bytes for the KV cache of a GPU: ``fraction`` of it, less what is taken, and what steps and graphs will take.
 
     Args:
-        device: a CUDA device, with the model loaded.
+        device: with the model loaded.
         fraction: of its whole memory.
-        warm_up: runs such a step without a KV cache.
+        step: runs a step at full size without a KV cache.
+        graphs: gives the bytes of recorded steps.
     """
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    warm_up()
-    step = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return int(free - step - (1 - fraction) * total)
+    device.release()
+    taken = device.peak_bytes(step) + graphs()
+    device.release()
+    free = device.free_bytes() or 0
+    return int(free - taken - (1 - fraction) * device.total_bytes())
 
 
 def cpu_budget(fraction: float) -> int:

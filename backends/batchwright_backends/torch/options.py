@@ -19,6 +19,8 @@ class TorchOptions(BaseModel):
             config.json is enough: for benchmarks.
         attention: kernel of the paged attention; ``auto`` takes the first of flash_attn, varlen, triton, sdpa that can
             run the model here.
+        cuda_graphs: whether steps of decodes are recorded as CUDA graphs at load and then replayed; ``auto`` does so
+            where device, attention kernel and model allow it.
         kv_cache_gib: size of the KV cache in GiB. None: on CPU 1 GiB, or what ``memory_fraction`` of the free memory
             allows if that is less; on CUDA what is left of ``memory_fraction`` after a step at full size.
         memory_fraction: of the memory that is free on CPU, or of all memory on CUDA, what model and KV cache may use.
@@ -32,6 +34,7 @@ class TorchOptions(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     attention: Literal["auto", "flash_attn", "varlen", "triton", "sdpa"] = "auto"
+    cuda_graphs: Literal["auto"] | bool = "auto"
     kv_cache_gib: float | None = Field(default=None, gt=0)
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
     num_threads: int | None = Field(default=None, ge=1)

@@ -149,7 +149,8 @@ def make_backend(folders: Callable[[str], Path]) -> Callable[..., Any]:
         from batchwright_backends.torch.backend import TorchBackend
 
         known = {"block_size": 4, "num_blocks": 128}
-        known.update({k: settings.pop(k) for k in ("block_size", "num_blocks", "max_model_len") if k in settings})
+        sizes = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+        known.update({k: settings.pop(k) for k in sizes if k in settings})
         target = name if "/" in name else str(folders(name))
         return TorchBackend.create("cpu", BackendSettings(target, options=settings, **known))
 

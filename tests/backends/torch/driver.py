@@ -13,7 +13,7 @@ from batchwright.batch import Batch
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
 from batchwright_backends.torch.backend import TorchBackend
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.runner import Prepared
 
 
 class Driver:
@@ -30,14 +30,14 @@ class Driver:
         self.logits: dict[str, list[torch.Tensor]] = {}
         self.num_steps = 0
         self._captured: list[torch.Tensor] = []
-        inner = backend.logits
+        inner = backend.runner.forward
 
-        def capture(inputs: StepInputs) -> torch.Tensor:
-            out = inner(inputs)
-            self._captured = list(out.float())
+        def capture(step: Prepared) -> torch.Tensor:
+            out = inner(step)
+            self._captured = list(out.float().clone())  # a graph writes the next step's logits in the same place
             return out
 
-        backend.logits = capture  # type: ignore[method-assign]
+        backend.runner.forward = capture  # type: ignore[method-assign]
 
     def request(self, name: str, prompt: Sequence[int], params: SamplingParams | None = None, seed: int = 0) -> Request:
         request = Request(name, prompt, params or SamplingParams(temperature=0.0))

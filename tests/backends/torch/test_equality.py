@@ -64,7 +64,7 @@ def test_shared_prefix_and_recompute_after_eviction(name: str, make_backend: Mak
     driver.run([a, b, c, d], 7)
     driver.evict(a)  # the blocks that b and c share stay
     driver.evict(d)
-    for pool in (*driver.backend.cache.keys, *driver.backend.cache.values):
+    for pool in (*driver.backend.runner.cache.keys, *driver.backend.runner.cache.values):
         pool[driver.free] = torch.nan  # whoever gets a block must not see what lay in it
     driver.run([b, c, a, d], NUM_TOKENS, chunk=8)
     check(driver, load_reference(name), [a, b, c, d])
@@ -109,7 +109,7 @@ def test_what_a_layer_asks_for_matters(
 ) -> None:
     """A negative control: without the window, the cap, the sinks or the scaling the tokens are others."""
     backend = make_backend(name)
-    backend.layers = {module: replace(layer, **change) for module, layer in backend.layers.items()}
+    backend.runner.layers = {module: replace(layer, **change) for module, layer in backend.runner.layers.items()}
     driver = Driver(backend)
     requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts())]
     driver.run(requests, NUM_TOKENS)
@@ -119,7 +119,7 @@ def test_what_a_layer_asks_for_matters(
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_the_layers_are(name: str, make_backend: Make) -> None:
-    layers = list(make_backend(name).layers.values())
+    layers = list(make_backend(name).runner.layers.values())
     assert [layer.index for layer in layers] == [0, 1, 2]
     windows = {"qwen2": [None, 9, 9], "mistral": [9, 9, 9], "phi3": [9, 9, 9], "mixtral": [9, 9, 9]}
     by_layer = [9, None, 9] if name in WINDOWED else [None] * 3

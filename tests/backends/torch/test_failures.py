@@ -100,7 +100,7 @@ def test_half_precision_runs(name: str, dtype: str, make_backend: Make) -> None:
     driver = Driver(make_backend(name, dtype=dtype))
     requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts())]
     driver.run(requests, 5, chunk=7)
-    assert driver.backend.cache.keys[0].dtype == getattr(torch, dtype)
+    assert driver.backend.runner.cache.keys[0].dtype == getattr(torch, dtype)
     assert not driver.failed
 
 
@@ -200,7 +200,7 @@ def test_the_pool_is_sized_by_memory(make_backend: Make, monkeypatch: pytest.Mon
     block = 3 * 4 * (2 * 8) * 2 * 4  # layers, block size, KV heads * width, K and V, float32
     backend = make_backend("llama", num_blocks=None, kv_cache_gib=100 * block / memory.GIB)
     assert backend.capacity().num_blocks == 100
-    assert backend.cache.keys[0].shape == (101, 4, 2, 8)
+    assert backend.runner.cache.keys[0].shape == (101, 4, 2, 8)
     monkeypatch.setattr(memory, "DEFAULT_CPU_BYTES", 1000 * block)
     assert make_backend("llama", num_blocks=None).capacity().num_blocks == 1000
     monkeypatch.setattr(memory, "free_host_bytes", lambda: 600 * block)
@@ -222,7 +222,7 @@ def test_the_smallest_pools_are_taken(settings: dict[str, int], folders: Make) -
 
 def test_close_gives_the_memory_back(make_backend: Make) -> None:
     backend = make_backend("llama")
-    refs = [weakref.ref(backend.model), weakref.ref(backend.cache.keys[0])]
+    refs = [weakref.ref(backend.model), weakref.ref(backend.runner.cache.keys[0])]
     backend.close()
     backend.close()
     gc.collect()

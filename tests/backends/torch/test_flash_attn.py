@@ -72,7 +72,7 @@ def test_fa2_same_tokens_as_generate(
     name: str, fa2: FlashAttention2Functions, make_backend: Make, load_reference: Make
 ) -> None:
     backend = make_backend(name, block_size=256, num_blocks=8)
-    backend.kernel = FlashAttention2()
+    backend.runner.kernel = FlashAttention2()
     fa2.dtypes.add(torch.float32)
     driver = Driver(backend)
     requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts())]
@@ -121,7 +121,7 @@ def test_fa3_same_tokens_as_generate(
     name: str, fa3: FlashAttention3Functions, make_backend: Make, load_reference: Make
 ) -> None:
     backend = make_backend(name)
-    backend.kernel = FlashAttention3()
+    backend.runner.kernel = FlashAttention3()
     fa3.dtypes.add(torch.float32)
     driver = Driver(backend)
     requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts())]

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.batch import SamplingArrays
-from batchwright_backends.torch.sampling import sample, uniform
+from batchwright_backends.torch import sampling
+from batchwright_backends.torch.inputs import DirectUpload
+from batchwright_backends.torch.sampling import SamplingPlan, uniform
 
 
 def params(rows: int, **columns: Any) -> SamplingArrays:
@@ -23,9 +25,14 @@ def params(rows: int, **columns: Any) -> SamplingArrays:
         min_p=column("min_p", 0.0, np.float32),
         seed=column("seed", 0, np.uint64),
         output_index=column("output_index", 0, np.int64),
+        logprobs=column("logprobs", -1, np.int32),
     )
     assert not columns
     return out
+
+
+def sample(logits: torch.Tensor, params: SamplingArrays) -> tuple[torch.Tensor, torch.Tensor]:
+    return sampling.sample(logits, SamplingPlan(params, DirectUpload(logits.device)))
 
 
 def reference(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

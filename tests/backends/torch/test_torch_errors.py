@@ -10,8 +10,7 @@ import torch
 
 from backends.torch.driver import Driver
 from batchwright.errors import BackendError
-from batchwright_backends.torch import backend as backend_module
-from batchwright_backends.torch import loading, memory, probe
+from batchwright_backends.torch import loading, memory, probe, sizing
 from batchwright_backends.torch.torch_errors import is_out_of_memory, torch_errors
 
 Make = Callable[..., Any]
@@ -32,7 +31,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 def test_a_step(error: Exception, make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make_backend("llama", num_blocks=64)
     driver = Driver(backend)
-    monkeypatch.setattr(backend.kernel, "attend", raising(error))
+    monkeypatch.setattr(backend.runner.kernel, "attend", raising(error))
     with pytest.raises(BackendError) as caught:
         driver.step([(driver.request("a", [1, 2, 3]), 3)])
     weights = memory.size_text(loading.weight_bytes(backend.model))
@@ -65,7 +64,7 @@ def test_a_load(where: str, error: Exception, make_backend: Make, monkeypatch: p
 
 
 def test_a_pool(make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module.KVCache, "__init__", raising(CUDA))
+    monkeypatch.setattr(sizing.KVCache, "__init__", raising(CUDA))
     with pytest.raises(
         BackendError,
         match=r"^memory ran out while taking 96.0 KiB for a KV cache of 64 blocks, beside "
@@ -76,14 +75,15 @@ def test_a_pool(make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_warm_up(make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_backend("llama").model
-    backend_module.warm_up(model, 300, 256)
+    sizing.largest_step(model, 300, 40, 256)
     monkeypatch.setattr(probe.Probe, "attend", raising(CUDA))
     with pytest.raises(
         BackendError,
-        match=r"^memory ran out while running a step of max_num_batched_tokens \(300\), beside weights \(.*"
+        match=r"^memory ran out while running a step of max_num_batched_tokens \(300\) in which max_num_seqs \(40\) "
+        r"sample, beside weights \(.*"
         r"; lower max_num_batched_tokens or max_num_seqs",
     ):
-        backend_module.warm_up(model, 300, 256)
+        sizing.largest_step(model, 300, 40, 256)
 
 
 def test_other_errors_are_passed_on_whole() -> None:

@@ -113,7 +113,7 @@ def test_decodes_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3"])
 def test_same_tokens_as_generate(name: str, make_backend: Make, load_reference: Make) -> None:
     driver = Driver(make_backend(name, attention="triton"))
-    assert driver.backend.kernel.name == "triton"
+    assert driver.backend.runner.kernel.name == "triton"
     requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts((5, 23)))]
     driver.run(requests, 2, chunk=16, stagger=1)
     driver.evict(requests[0])

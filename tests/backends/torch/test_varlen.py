@@ -71,7 +71,7 @@ def test_same_tokens_as_generate(
     name: str, functions: VarlenFunctions, make_backend: Make, load_reference: Make
 ) -> None:
     backend = make_backend(name)
-    backend.kernel = VarlenAttention()
+    backend.runner.kernel = VarlenAttention()
     functions.dtypes.add(torch.float32)
     driver = Driver(backend)
     requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts())]

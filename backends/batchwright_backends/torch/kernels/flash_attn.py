@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.inputs import StepInputs, StepTensors
 from batchwright_backends.torch.kernels.demand import HALF, Abilities, Demand
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
-from batchwright_backends.torch.kernels.rows import Rows, last_contiguous, window_size
+from batchwright_backends.torch.kernels.rows import Rows, last_contiguous, sums, window_size
 
 if TYPE_CHECKING:
     from batchwright_backends.torch.attention import AttentionLayer
@@ -40,12 +40,12 @@ class Part:
     Attributes:
         tokens: int64, places of their tokens among the step's; None: all of them.
         rows: their arrays.
-        key_starts: int32[rows + 1], sums of the context lengths.
+        key_starts: int32[rows + 1], sums of the context lengths; None: the rows have one token each.
     """
 
     tokens: torch.Tensor | None
     rows: Rows
-    key_starts: torch.Tensor
+    key_starts: torch.Tensor | None
 
 
 class FlashAttention2(AttentionKernel):
@@ -54,6 +54,7 @@ class FlashAttention2(AttentionKernel):
     name = "flash_attn"
     title = "flash_attn 2"
     default_block_size = PAGE
+    not_captured = None
 
     def __init__(self) -> None:
         flash_attn = importlib.import_module("flash_attn")
@@ -74,6 +75,10 @@ class FlashAttention2(AttentionKernel):
         single = np.diff(inputs.starts) == 1
         device = cache.keys[0].device
         return [_part(inputs, rows, device) for rows in (single, ~single) if rows.any()]
+
+    def plan_decodes(self, tensors: StepTensors, max_keys: int) -> list[Part]:
+        """See :class:`AttentionKernel`."""
+        return [Part(tokens=None, rows=Rows.of_decodes(tensors, max_keys), key_starts=None)]
 
     def attend(self, plan: list[Part], layer: AttentionLayer, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """See :class:`AttentionKernel`."""
@@ -111,10 +116,11 @@ class FlashAttention2(AttentionKernel):
 
 
 def _part(inputs: StepInputs, chosen: NDArray[np.bool_], device: torch.device) -> Part:
-    places = np.flatnonzero(np.repeat(chosen, np.diff(inputs.starts)))
-    key_starts = np.concatenate(([0], np.cumsum(inputs.context_lens[chosen]))).astype(np.int32)
+    everything = bool(chosen.all())
+    rows = Rows.of(inputs, device, None if everything else chosen)
+    places = None if everything else np.flatnonzero(np.repeat(chosen, np.diff(inputs.starts)))
     return Part(
-        tokens=None if chosen.all() else torch.from_numpy(places).to(device),
-        rows=Rows.of(inputs, device, chosen),
-        key_starts=torch.from_numpy(key_starts).to(device),
+        tokens=None if places is None else inputs.put(places, device, np.int64),
+        rows=rows,
+        key_starts=None if rows.max_tokens == 1 else inputs.put(sums(inputs.context_lens[chosen]), device),
     )

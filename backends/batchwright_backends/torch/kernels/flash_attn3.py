@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.inputs import StepInputs, StepTensors
 from batchwright_backends.torch.kernels.demand import HALF, Abilities, Demand
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kernels.rows import Rows, last_contiguous, window_size
@@ -37,6 +37,7 @@ class FlashAttention3(AttentionKernel):
 
     name = "flash_attn"
     title = "flash_attn 3"
+    not_captured = None
 
     def __init__(self, interface: str = "flash_attn_interface") -> None:
         module = importlib.import_module(interface)
@@ -63,6 +64,10 @@ class FlashAttention3(AttentionKernel):
     def plan(self, inputs: StepInputs, cache: KVCache) -> Rows:
         """See :class:`AttentionKernel`."""
         return Rows.of(inputs, cache.keys[0].device)
+
+    def plan_decodes(self, tensors: StepTensors, max_keys: int) -> Rows:
+        """See :class:`AttentionKernel`."""
+        return Rows.of_decodes(tensors, max_keys)
 
     def attend(self, plan: Rows, layer: AttentionLayer, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """See :class:`AttentionKernel`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.inputs import StepInputs, StepTensors
 from batchwright_backends.torch.kernels.demand import Demand
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ class AttentionKernel(ABC):
         name: as in the option ``attention``.
         title: as in messages; more exact than ``name`` where two kernels share it.
         default_block_size: where the config leaves it open.
+        not_captured: in one clause, why a CUDA graph cannot hold its work; None: it can, and has ``plan_decodes``.
     """
 
     name: str
     title: str
     default_block_size: int = 16
+    not_captured: str | None = "how it divides its work depends on the lengths of the rows"
 
     @staticmethod
     @abstractmethod
@@ -41,6 +43,19 @@ class AttentionKernel(ABC):
     @abstractmethod
     def plan(self, inputs: StepInputs, cache: KVCache) -> Any:
         """What all layers of a step share: made once a step, handed to ``attend``."""
+
+    def plan_decodes(self, tensors: StepTensors, max_keys: int) -> Any:
+        """The plan of a step of decodes that a CUDA graph records once and replays with other values.
+
+        Args:
+            tensors: one token a row. Their values change between replays, in place: nothing that follows from them may
+                be kept elsewhere, on the host least of all.
+            max_keys: tokens that a row may attend to at most, in any replay.
+
+        Raises:
+            NotImplementedError: ``not_captured`` says why.
+        """
+        raise NotImplementedError(f"{self.title}: {self.not_captured}")
 
     @abstractmethod
     def attend(self, plan: Any, layer: AttentionLayer, query: torch.Tensor, cache: KVCache) -> torch.Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.inputs import StepInputs, StepTensors
 
 if TYPE_CHECKING:
     from batchwright_backends.torch.attention import AttentionLayer
@@ -36,19 +36,42 @@ class Rows:
     @classmethod
     def of(cls, inputs: StepInputs, device: torch.device, chosen: NDArray[np.bool_] | None = None) -> Rows:
         """The chosen rows of a step; None: all."""
-        which: Any = slice(None) if chosen is None else chosen
-        counts, lens = np.diff(inputs.starts)[which], inputs.context_lens[which]
-
-        def to(array: NDArray[Any]) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
-
+        counts = np.diff(inputs.starts)
+        if chosen is None:
+            tensors = inputs.tensors(device)
+            return cls(
+                starts=tensors.starts,
+                context_lens=tensors.context_lens,
+                block_table=tensors.block_tables,
+                max_tokens=int(counts.max()),
+                max_keys=int(inputs.context_lens.max()),
+            )
+        counts, lens = counts[chosen], inputs.context_lens[chosen]
         return cls(
-            starts=to(np.concatenate(([0], np.cumsum(counts)))),
-            context_lens=to(lens),
-            block_table=to(inputs.block_tables[which]),
+            starts=inputs.put(sums(counts), device),
+            context_lens=inputs.put(lens, device),
+            block_table=inputs.put(inputs.block_tables[chosen], device),
             max_tokens=int(counts.max()),
             max_keys=int(lens.max()),
         )
+
+    @classmethod
+    def of_decodes(cls, tensors: StepTensors, max_keys: int) -> Rows:
+        """Rows of one token each, of at most so many keys; see :meth:`AttentionKernel.plan_decodes`."""
+        return cls(
+            starts=tensors.starts,
+            context_lens=tensors.context_lens,
+            block_table=tensors.block_tables,
+            max_tokens=1,
+            max_keys=max_keys,
+        )
+
+
+def sums(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """int32[n + 1]: 0, and the running sum."""
+    out = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=out[1:])
+    return out
 
 
 def window_size(layer: AttentionLayer, everything: int) -> tuple[int, int]:

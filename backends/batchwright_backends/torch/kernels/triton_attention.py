@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.inputs import StepInputs, StepTensors
 from batchwright_backends.torch.kernels import triton_tiles
 from batchwright_backends.torch.kernels.demand import HALF, Abilities, Demand
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kernels.rows import last_contiguous
-from batchwright_backends.torch.kernels.triton_tiles import Plan, Tiles
+from batchwright_backends.torch.kernels.triton_tiles import DecodePlan, Plan, Tiles
 
 if TYPE_CHECKING:
     from batchwright_backends.torch.attention import AttentionLayer
@@ -32,6 +32,7 @@ class TritonAttention(AttentionKernel):
     """Any block size and head width up to 256; windows, soft caps, sinks, and V of another width than K."""
 
     name = title = "triton"
+    not_captured = None
 
     def __init__(self) -> None:
         programs = importlib.import_module("batchwright_backends.torch.kernels.triton_kernels")
@@ -58,7 +59,13 @@ class TritonAttention(AttentionKernel):
         """See :class:`AttentionKernel`."""
         return Plan(inputs, cache.keys[0].device)
 
-    def attend(self, plan: Plan, layer: AttentionLayer, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def plan_decodes(self, tensors: StepTensors, max_keys: int) -> DecodePlan:
+        """See :class:`AttentionKernel`."""
+        return DecodePlan(tensors, max_keys)
+
+    def attend(
+        self, plan: Plan | DecodePlan, layer: AttentionLayer, query: torch.Tensor, cache: KVCache
+    ) -> torch.Tensor:
         """See :class:`AttentionKernel`."""
         query = last_contiguous(query)
         out = query.new_empty(query.shape[0], layer.num_heads, layer.value_width)
@@ -71,7 +78,7 @@ class TritonAttention(AttentionKernel):
 
     def _call(
         self,
-        plan: Plan,
+        plan: Plan | DecodePlan,
         tiles: Tiles,
         layer: AttentionLayer,
         query: torch.Tensor,
@@ -80,7 +87,7 @@ class TritonAttention(AttentionKernel):
         tile: tuple[int, int],
     ) -> None:
         keys, values = cache.keys[layer.index], cache.values[layer.index]
-        group = layer.num_heads // layer.num_kv_heads
+        group, step = layer.num_heads // layer.num_kv_heads, plan.tensors
         num_tiles, num_splits = tiles.rows.shape[0], tiles.num_splits
         is_split = num_splits > 1
         shape = (num_tiles, layer.num_heads, triton_tiles.MAX_SPLITS) if is_split else (0, 0, 0)
@@ -105,9 +112,9 @@ class TritonAttention(AttentionKernel):
             part_out,
             part_max,
             part_sum,
-            plan.block_tables,
-            plan.starts,
-            plan.context_lens,
+            step.block_tables,
+            step.starts,
+            step.context_lens,
             tiles.rows,
             tiles.firsts,
             layer.scaling,
@@ -119,7 +126,7 @@ class TritonAttention(AttentionKernel):
             *values.stride()[:3],
             out.stride(0),
             out.stride(1),
-            plan.block_tables.stride(0),
+            step.block_tables.stride(0),
             group=group,
             block_size=cache.block_size,
             key_width=layer.key_width,
@@ -139,8 +146,8 @@ class TritonAttention(AttentionKernel):
                 part_out,
                 part_max,
                 part_sum,
-                plan.starts,
-                plan.context_lens,
+                step.starts,
+                step.context_lens,
                 tiles.rows,
                 layer.window or 0,
                 out.stride(0),

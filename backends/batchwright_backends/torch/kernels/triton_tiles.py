@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.inputs import StepInputs, StepTensors
 
 if TYPE_CHECKING:
     from batchwright_backends.torch.attention import AttentionLayer
@@ -44,19 +44,16 @@ class Plan:
     """Arrays of a step, and its tiles, made for each tile size when a layer first asks.
 
     Attributes:
-        starts: int32[rows + 1], as in ``StepInputs``.
-        context_lens: int32[rows].
-        block_tables: int32[rows, widest].
+        tensors: of the step.
     """
 
     def __init__(self, inputs: StepInputs, device: torch.device) -> None:
+        self.tensors = inputs.tensors(device)
+        self._inputs = inputs
         self._counts = np.diff(inputs.starts)
         self._longest_decode = int(inputs.context_lens[self._counts == 1].max(initial=0))
         self._device = device
         self._tiles: dict[int, list[Tiles]] = {}
-        self.starts = self._to(inputs.starts)
-        self.context_lens = self._to(inputs.context_lens)
-        self.block_tables = self._to(inputs.block_tables)
 
     def tiles(self, tile_tokens: int) -> list[Tiles]:
         """The decodes, and the other rows in tiles of that many tokens."""
@@ -65,7 +62,7 @@ class Plan:
             others = np.flatnonzero(self._counts > 1)
             found = []
             if decodes.size:
-                num_splits = min(MAX_SPLITS, -(-self._longest_decode // SPLIT_KEYS))
+                num_splits = splits_of(self._longest_decode)
                 found.append(Tiles(self._to(decodes), self._to(np.zeros_like(decodes)), num_splits))
             if others.size:
                 num_tiles = -(-self._counts[others] // tile_tokens)
@@ -76,7 +73,29 @@ class Plan:
         return self._tiles[tile_tokens]
 
     def _to(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(self._device)
+        return self._inputs.put(array, self._device, np.int32)
+
+
+class DecodePlan:
+    """Tiles of one token a row, whatever the lengths are: for as many parts as the longest row may need.
+
+    Attributes:
+        tensors: of the step.
+    """
+
+    def __init__(self, tensors: StepTensors, max_keys: int) -> None:
+        self.tensors = tensors
+        rows = torch.arange(len(tensors.context_lens), dtype=torch.int32, device=tensors.context_lens.device)
+        self._all = [Tiles(rows, torch.zeros_like(rows), splits_of(max_keys))]
+
+    def tiles(self, tile_tokens: int) -> list[Tiles]:
+        """See :class:`Plan`."""
+        return self._all
+
+
+def splits_of(num_keys: int) -> int:
+    """Programs that share a decode over so many keys."""
+    return min(MAX_SPLITS, -(-num_keys // SPLIT_KEYS))
 
 
 def tile_sizes(group: int, key_lanes: int, value_lanes: int, itemsize: int) -> tuple[int, int, int]:

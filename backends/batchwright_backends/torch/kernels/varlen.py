@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.inputs import StepInputs, StepTensors
 from batchwright_backends.torch.kernels.demand import HALF, Abilities, Demand
 from batchwright_backends.torch.kernels.flash_attn3 import PACKAGES, missing_in_build
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
@@ -64,6 +64,7 @@ class VarlenAttention(AttentionKernel):
     """``varlen_attn`` with a block table: one call for decodes and chunks alike."""
 
     name = title = "varlen"
+    not_captured = None
 
     def __init__(self, block_size: int = 16) -> None:
         module: Any = importlib.import_module("torch.nn.attention.varlen")
@@ -102,6 +103,10 @@ class VarlenAttention(AttentionKernel):
     def plan(self, inputs: StepInputs, cache: KVCache) -> Rows:
         """See :class:`AttentionKernel`."""
         return Rows.of(inputs, cache.keys[0].device)
+
+    def plan_decodes(self, tensors: StepTensors, max_keys: int) -> Rows:
+        """See :class:`AttentionKernel`."""
+        return Rows.of_decodes(tensors, max_keys)
 
     def attend(self, plan: Rows, layer: AttentionLayer, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """See :class:`AttentionKernel`."""

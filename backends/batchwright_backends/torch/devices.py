@@ -1,0 +1,162 @@
+"""What the runner needs of a device beside tensors: memory that copies do not wait for, events, graphs, free memory.
+
+The runner reaches streams and graphs here and nowhere else, so that its tests put a recording stand-in in this place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from batchwright_backends.torch import memory
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def synchronize(self) -> None:
+        """Return when the work before it is done."""
+        ...
+
+
+class Graph(Protocol):
+    """Recorded work."""
+
+    def replay(self) -> None:
+        """Queue it once more, over the same memory."""
+        ...
+
+
+class _Done:
+    def synchronize(self) -> None:
+        """Nothing is left to be done."""
+
+
+class Device:
+    """A device whose work is done when a call returns: the CPU.
+
+    Attributes:
+        device: as torch calls it.
+        is_accelerator: whether work is only queued when a call returns, and memory is its own.
+        captures: whether it records graphs.
+    """
+
+    is_accelerator = False
+    captures = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def host_bytes(self, num: int) -> torch.Tensor:
+        """uint8[num] of host memory, from and to which copies are queued without waiting for them."""
+        return torch.empty(num, dtype=torch.uint8)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in host memory, from an event on that is marked after this."""
+        return tensor
+
+    def mark(self) -> Event:
+        """An event behind all work queued so far."""
+        return _Done()
+
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        """Do the work once where ``capture`` will record it: beside the stream that steps run on."""
+        raise NotImplementedError
+
+    def graph_pool(self) -> Any:
+        """Memory for the intermediate results of recorded work."""
+        raise NotImplementedError
+
+    def capture(self, run: Callable[[], Any], pool: Any) -> Graph:
+        """Record the work. Recordings that share a pool may be replayed one after another only, and what one leaves
+        there stands until the next replay.
+        """
+        raise NotImplementedError
+
+    def free_bytes(self) -> int | None:
+        """Memory that is free now; None: unknown."""
+        return memory.free_host_bytes()
+
+    def peak_bytes(self, run: Callable[[], Any]) -> int:
+        """Memory that tensors take at most while this runs, over what they take now."""
+        raise NotImplementedError
+
+    def total_bytes(self) -> int:
+        """All memory of the device."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Give unused memory back to the device."""
+
+
+class CudaDevice(Device):
+    """An NVIDIA or AMD GPU, on whose current stream steps run. Not yet run on one."""
+
+    is_accelerator = True
+    captures = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def host_bytes(self, num: int) -> torch.Tensor:
+        """See :class:`Device`."""
+        return torch.empty(num, dtype=torch.uint8, pin_memory=True)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See :class:`Device`. torch keeps pinned memory and hands it out again, so this allocates nothing."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    def mark(self) -> Event:
+        """See :class:`Device`."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        """See :class:`Device`."""
+        current = torch.cuda.current_stream(self.device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            run()
+        current.wait_stream(self._side)
+
+    def graph_pool(self) -> Any:
+        """See :class:`Device`."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, run: Callable[[], Any], pool: Any) -> Graph:
+        """See :class:`Device`."""
+        graph = torch.cuda.CUDAGraph()
+        # Another thread, of a server say, may use the device meanwhile: only what this one does must be recordable.
+        with torch.cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+    def free_bytes(self) -> int:
+        """See :class:`Device`."""
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def total_bytes(self) -> int:
+        """See :class:`Device`."""
+        return torch.cuda.mem_get_info(self.device)[1]
+
+    def peak_bytes(self, run: Callable[[], Any]) -> int:
+        """See :class:`Device`."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        run()
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+    def release(self) -> None:
+        """See :class:`Device`."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+
+
+def device_of(device: torch.device) -> Device:
+    """What the runner needs of that device."""
+    return CudaDevice(device) if device.type == "cuda" else Device(device)

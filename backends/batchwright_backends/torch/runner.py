@@ -1,0 +1,180 @@
+"""Runs steps: arrays to the device, the model over them, tokens from its logits.
+
+A step has three parts, each a method: ``prepare`` does all that the host has to do and queues one copy, ``forward``
+queues the model, ``sample`` queues the choice of tokens and their way back. On a GPU none of them waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from batchwright.batch import Batch, SamplingArrays
+from batchwright_backends.torch import probe
+from batchwright_backends.torch.attention import AttentionLayer, PagedStep, attending
+from batchwright_backends.torch.buffers import Staging
+from batchwright_backends.torch.devices import Device, Event
+from batchwright_backends.torch.graphs import DecodeGraphs
+from batchwright_backends.torch.inputs import DirectUpload, StepInputs, StepTensors
+from batchwright_backends.torch.kernels.kernel import AttentionKernel
+from batchwright_backends.torch.kv_cache import KVCache
+from batchwright_backends.torch.sampling import SamplingPlan, sample
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step whose arrays are on their way to the device.
+
+    Attributes:
+        inputs: on the host.
+        sampling: how the rows that sample do so; None: none does, or only their logits are wanted.
+        fresh: int64, blocks to clear first; None: none.
+        graph: the size of the recorded batch that runs, and what it reads; None: the model runs.
+        tensors: for the model.
+        plan: of the attention kernel.
+    """
+
+    inputs: StepInputs
+    sampling: SamplingPlan | None
+    fresh: torch.Tensor | None
+    graph: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None
+    tensors: StepTensors | None
+    plan: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens on their way back.
+
+    Attributes:
+        tokens: int64[m] on the host, once ``done``; None: no row samples.
+        finite: bool[m], rows whose logits are all finite.
+        done: when they are there, and with them the step.
+    """
+
+    tokens: torch.Tensor | None
+    finite: torch.Tensor | None
+    done: Event
+
+
+class Runner:
+    """A model over a paged KV cache.
+
+    Attributes:
+        model: a causal language model of transformers with our attention function.
+        layers: its attention layers, by the module that calls.
+        kernel: that computes attention.
+        cache: K and V.
+        device: where they are.
+        graphs: recorded steps of decodes; None: the model runs each step.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layers: Mapping[torch.nn.Module, AttentionLayer],
+        kernel: AttentionKernel,
+        cache: KVCache,
+        device: Device,
+    ) -> None:
+        self.model = model
+        self.layers = layers
+        self.kernel = kernel
+        self.cache = cache
+        self.device = device
+        self.graphs: DecodeGraphs | None = None
+        self._keeps_logits = probe.keeps_logits(model)
+        self._staging = Staging(device) if device.is_accelerator else None
+        self._upload = self._staging or DirectUpload(device.device)
+
+    def make_graphs(self, sizes: Sequence[int], max_num_blocks: int) -> DecodeGraphs:
+        """Graphs of this runner's steps of decodes, none of them recorded.
+
+        Args:
+            sizes: of batches, ascending.
+            max_num_blocks: of a request.
+        """
+        return DecodeGraphs(self.device, self.kernel, self.cache, self._run_model, sizes, max_num_blocks)
+
+    def record_decodes(self, sizes: Sequence[int], max_num_blocks: int) -> None:
+        """Record steps of decodes; from now on they are replayed. Arguments as of :meth:`make_graphs`."""
+        graphs = self.make_graphs(sizes, max_num_blocks)
+        graphs.capture()
+        self.graphs = graphs
+
+    def run(self, batch: Batch) -> Sampled:
+        """Queue a step."""
+        with torch.inference_mode():
+            step = self.prepare(StepInputs.from_batch(batch), batch.sampling)
+            return self.sample(self.forward(step), step)
+
+    def logits(self, inputs: StepInputs) -> torch.Tensor:
+        """Run a step's tokens through the model.
+
+        Returns:
+            [m, vocabulary], of the tokens in ``inputs.sampled``.
+        """
+        with torch.inference_mode():
+            return self.forward(self.prepare(inputs))
+
+    def prepare(self, inputs: StepInputs, params: SamplingArrays | None = None) -> Prepared:
+        """All of a step that is done on the host.
+
+        Args:
+            inputs: its arrays.
+            params: of the rows that sample; None: only logits are wanted.
+        """
+        if self._staging is not None:
+            self._staging.begin()
+        inputs.upload = self._upload
+        fresh = self.cache.fresh_blocks(inputs.slots)
+        tensors = plan = graph = None
+        size = self.graphs.size_for(inputs.num_rows) if self.graphs is not None and inputs.is_decode else None
+        if self.graphs is not None and size is not None:
+            graph = size, self.graphs.fill(inputs, size, self._upload)
+        else:
+            tensors = inputs.tensors(self.device.device)
+            plan = self.kernel.plan(inputs, self.cache)
+        step = Prepared(
+            inputs=inputs,
+            sampling=SamplingPlan(params, self._upload) if params is not None and len(inputs.sampled) else None,
+            fresh=None if fresh is None else self._upload.put(fresh),
+            graph=graph,
+            tensors=tensors,
+            plan=plan,
+        )
+        if self._staging is not None:
+            self._staging.flush()
+        return step
+
+    def forward(self, step: Prepared) -> torch.Tensor:
+        """Queue the model: logits [m, vocabulary], which stand until the next step is queued."""
+        if step.fresh is not None:
+            self.cache.clear(step.fresh)
+        if step.graph is not None:
+            assert self.graphs is not None
+            size, filled = step.graph
+            return self.graphs.run(filled, size)[: step.inputs.num_rows]
+        assert step.tensors is not None
+        return self._run_model(step.tensors, step.plan)
+
+    def sample(self, logits: torch.Tensor, step: Prepared) -> Sampled:
+        """Queue the choice of tokens, and their copy to the host."""
+        if step.sampling is None:
+            return Sampled(None, None, self.device.mark())
+        tokens, finite = sample(logits, step.sampling)
+        return Sampled(self.device.to_host(tokens), self.device.to_host(finite), self.device.mark())
+
+    def _run_model(self, tensors: StepTensors, plan: Any) -> torch.Tensor:
+        """Logits [m, vocabulary]."""
+        sampled = tensors.sampled
+        session = PagedStep(self.layers, self.cache, self.kernel, plan, tensors.slots)
+        keep = {} if sampled is None or not self._keeps_logits else {"logits_to_keep": sampled}
+        with attending(session):
+            logits: torch.Tensor = self.model(
+                input_ids=tensors.token_ids[None], position_ids=tensors.positions[None], use_cache=False, **keep
+            ).logits[0]
+        return logits if sampled is None or self._keeps_logits else logits.index_select(0, sampled)
