@@ -48,9 +48,10 @@ demo: $(VENV)/model  ## an A/B of two policies: a real model on the CPU, then an
 test: $(VENV)/dev $(VENV)/model  ## the tests (ARGS='-k name' for some of them)
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-thorough: $(VENV)/dev $(VENV)/model  ## the property tests over a hundred thousand steps, policies over 500 workloads
+test-thorough: $(VENV)/dev $(VENV)/model  ## property tests over 100,000 steps, policies over 500 workloads, all composites
 	@BATCHWRIGHT_PROPERTY_STEPS=100000 $(BIN)/python -m pytest tests/testing/test_against_reference.py $(ARGS)
 	@BATCHWRIGHT_RANDOM_WORKLOADS=500 $(BIN)/python -m pytest tests/policies/test_random_workloads.py $(ARGS)
+	@BATCHWRIGHT_COMPOSITIONS=20 $(BIN)/python -m pytest tests/policies/test_composition.py $(ARGS)
 
 check: $(VENV)/dev  ## lint, format, types, import arrows
 	@$(BIN)/ruff check .

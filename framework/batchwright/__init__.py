@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from batchwright.limits import Limits
     from batchwright.llm import LLM
     from batchwright.logprobs import TokenLogprobs
+    from batchwright.need import Need
     from batchwright.outputs import CompletionOutput, RequestOutput
     from batchwright.policy import Params, Policy
     from batchwright.prefix_cache import PrefixCache
@@ -87,6 +88,7 @@ _HOME = {
     "LazyHeap": "batchwright.lazy_heap",
     "Limits": "batchwright.limits",
     "LLM": "batchwright.llm",
+    "Need": "batchwright.need",
     "CompletionOutput": "batchwright.outputs",
     "RequestOutput": "batchwright.outputs",
     "Params": "batchwright.policy",
@@ -127,6 +129,7 @@ __all__ = [
     "InvalidRequestError",
     "LazyHeap",
     "Limits",
+    "Need",
     "Ordered",
     "Params",
     "PluginError",

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.limits import Limits
+from batchwright.need import Need
 
 
 class Params(BaseModel):
@@ -38,6 +39,10 @@ class Policy:
             waits and all residents decode, such a policy is not asked anew. Not inherited by a class that has decision
             hooks of its own: it says so again.
         scans_waiting: whether a step may look at all who wait; False: at few of them, however many there are.
+        preemptive: whether its preemption may evict a resident to let a newcomer in.
+        reserves_all: whether its reservation takes the blocks of all that a request can ever need.
+        decodes_every_step: whether its admission offers every decode room in every step, prompts or not.
+        needs: what it relies on in other slots of a composite, each a :class:`batchwright.Need`.
         params: this object's parameters.
     """
 
@@ -47,6 +52,10 @@ class Policy:
     uses_predict: bool = False
     stationary: bool = False
     scans_waiting: bool = True
+    preemptive: bool = False
+    reserves_all: bool = False
+    decodes_every_step: bool = True
+    needs: tuple[Need, ...] = ()
     params: Any = Params()  # a policy whose __init__ does not call this one's has no parameters
 
     def __init__(self, params: AnyParams | None = None, **values: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from batchwright.active_policy import ActivePolicy, is_policy_class
+from batchwright.composition import check_composition
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.hookspecs import DECISIONS
 from batchwright.plugins import Plugins, load_plugins
@@ -61,7 +62,7 @@ def resolve_policy(
         plugins: where names are looked up; None loads what is installed, if a name must be looked up.
 
     Raises:
-        ConfigError: an unknown policy, decision or parameter.
+        ConfigError: an unknown policy, decision or parameter; or a composite that makes no sense, and why.
         PluginError: a plugin or a hook is wrong.
     """
     if isinstance(spec, ActivePolicy):
@@ -94,7 +95,9 @@ def resolve_policy(
         if key not in made:  # the same words in two slots are one object, so that its decisions share state
             made[key] = _one(part, plugins)
         slots[hook] = made[key]
-    return ActivePolicy(slots)
+    active = ActivePolicy(slots)
+    check_composition(slots, plugins, DEFAULT_POLICY)
+    return active
 
 
 def _one(spec: str | Mapping[str, Any], plugins: Plugins) -> tuple[str, Policy]:

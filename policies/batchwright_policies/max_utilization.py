@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from batchwright.card import Card
 from batchwright.hookspecs import HOLD, Hold, hookimpl
+from batchwright.need import Need
 from batchwright.ranked import Ordered
 from batchwright.request import Request
 from batchwright.step import Step
@@ -25,6 +26,10 @@ class MaxUtilization(Ordered):
 
     stationary = True
     scans_waiting = False
+    needs = (
+        Need("admission", "reservation", "blocks set aside are blocks not used", {"reserves_all": False}),
+        Need("admission", "preemption", "whoever runs is paused for want of blocks only", {"preemptive": False}),
+    )
     card: ClassVar[Card] = Card(
         source="NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, MaxUtilizationScheduler",
         rules={

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from batchwright.card import Card
 from batchwright.hookspecs import hookimpl
+from batchwright.need import Need
 from batchwright.ranked import Ordered
 from batchwright.request import Request
 from batchwright.step import Step
@@ -26,6 +27,11 @@ class NoEvict(Ordered):
 
     stationary = True
     scans_waiting = False
+    reserves_all = True
+    needs = (
+        Need("admission", "reservation", "it evicts nobody", {"reserves_all": True}),
+        Need("admission", "preemption", "it evicts nobody", {"preemptive": False}),
+    )
     card: ClassVar[Card] = Card(
         source="NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, GuaranteedNoEvictScheduler",
         rules={

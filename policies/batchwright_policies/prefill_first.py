@@ -44,6 +44,7 @@ class PrefillFirst(Policy):
     Params = PrefillFirstParams
     stationary = True
     scans_waiting = False
+    decodes_every_step = False
     params: PrefillFirstParams
     card: ClassVar[Card] = Card(
         source="GeeeekExplorer/nano-vllm, commit bb823b3, nanovllm/engine/scheduler.py",

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from batchwright.card import Card
 from batchwright.hookspecs import hookimpl
+from batchwright.need import Need
 from batchwright.policy import Params
 from batchwright.ranked import Ordered
 from batchwright.request import Request
@@ -47,6 +48,9 @@ class SloChunk(Ordered):
     params: SloChunkParams
     uses_predict = True
     scans_waiting = False
+    needs = (
+        Need("chunking", "admission", "a decode left out of a step misses its target", {"decodes_every_step": True}),
+    )
     card: ClassVar[Card] = Card(
         source='Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, '
         'section 4.3; Agrawal et al., "Medha", 2024, arXiv:2409.17264, adaptive chunking',

@@ -10,6 +10,7 @@ from pydantic import Field
 from batchwright.card import Card
 from batchwright.hookspecs import HOLD, Hold, hookimpl
 from batchwright.limits import Limits
+from batchwright.need import Need
 from batchwright.policy import Params, Policy
 from batchwright.request import Request
 from batchwright.step import Step
@@ -44,6 +45,7 @@ class StallFree(Policy):
     Params = StallFreeParams
     stationary = True
     scans_waiting = False
+    needs = (Need("admission", "chunking", "a whole prompt stalls the decodes beside it", {"chunks": True}),)
     params: StallFreeParams
     card: ClassVar[Card] = Card(
         source='Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, '

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from batchwright.card import Card
 from batchwright.hookspecs import hookimpl
+from batchwright.need import Need
 from batchwright.ranked import Ordered
 from batchwright.request import Request
 from batchwright.step import Step
@@ -26,6 +27,12 @@ class StaticBatch(Ordered):
     chunks = False
     stationary = True
     scans_waiting = False
+    reserves_all = True
+    needs = (
+        Need("admission", "chunking", "its prompts run whole", {"chunks": False}),
+        Need("admission", "reservation", "it evicts nobody", {"reserves_all": True}),
+        Need("admission", "preemption", "it evicts nobody", {"preemptive": False}),
+    )
     card: ClassVar[Card] = Card(
         source='NVIDIA/FasterTransformer, as described in Yu et al., "Orca", OSDI 2022, section 2',
         rules={

@@ -7,9 +7,14 @@ from typing import Any, ClassVar, Literal
 
 from batchwright.card import Card
 from batchwright.hookspecs import HOLD, Hold, hookimpl
+from batchwright.need import Need
 from batchwright.policy import Policy
 from batchwright.request import Request
 from batchwright.step import Step
+
+_VICTIMS_ARE_WANTED = (
+    Need("preemption", "reservation", "nobody is evicted where all blocks are reserved", {"reserves_all": False}),
+)
 
 
 def _residents(step: Step) -> list[Request]:
@@ -25,6 +30,7 @@ class Newest(Policy):
     preempted). Decides preemption alone. Costs O(batch) at most.
     """
 
+    needs = _VICTIMS_ARE_WANTED
     card: ClassVar[Card] = Card(
         source="GeeeekExplorer/nano-vllm, commit bb823b3, nanovllm/engine/scheduler.py",
         rules={"the last of the running queue is preempted, or the request itself if it is alone": "preemption"},
@@ -42,6 +48,7 @@ class Newest(Policy):
 class _Worst(Policy):
     """The resident that is highest in some measure, the latest arrival of equals; nobody for a newcomer."""
 
+    needs = _VICTIMS_ARE_WANTED
     measure: Callable[[Request], Any]
 
     @hookimpl

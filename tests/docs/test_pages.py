@@ -91,7 +91,7 @@ def test_declarations_are_those_of_the_base_class() -> None:
     listed = re.findall(r"^\| `(\w+)(?:\(\w+\))?` \|", section(text_of("hooks.md"), "Declarations"), re.M)
     policy = batchwright.Policy
     declared = [name for name, value in vars(policy).items() if isinstance(value, bool)]
-    assert listed == ["Params", *declared, "defaults"]
+    assert listed == ["Params", *declared, "needs", "defaults"]
 
 
 # Settings, policies, records ------------------------------------------------------------------------------------

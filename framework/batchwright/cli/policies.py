@@ -38,7 +38,8 @@ def policies(
     The list says what each does, what it declares, and which distribution brings it. Declared are: "never cuts"
     (prompts run whole, so those beyond the token budget are refused), "decodes are free" (they take nothing of the
     budget), "predicts" (it needs a backend with a cost estimate: sim), "stationary" (what it decided it decides again
-    until something changes).
+    until something changes), "preemptive" (residents are evicted for newcomers), "reserves all" (blocks to the end are
+    taken at the start), "decodes wait" (some steps leave them out for prompts).
 
     With NAME: its documentation, its parameters with type and default, the settings it wants where the config says
     nothing, and the hooks it implements. batchwright config schema --policy NAME gives the parameters as JSON Schema.
@@ -101,6 +102,9 @@ def declared(policy: Policy | type[Policy]) -> list[str]:
         "decodes are free": not policy.budget_counts_decodes,
         "predicts": policy.uses_predict,
         "stationary": policy.stationary,
+        "preemptive": policy.preemptive,
+        "reserves all": policy.reserves_all,
+        "decodes wait": not policy.decodes_every_step,
     }
     return [words for words, holds in said.items() if holds]
 
