@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -12,6 +12,7 @@ from batchwright.engine import Engine
 from batchwright.errors import BatchwrightError
 from batchwright.llm import as_request
 from batchwright.outputs import RequestOutput
+from batchwright.prompts import Prompt
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
 
@@ -49,7 +50,7 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: str | Sequence[int] | Request,
+        prompt: Prompt | Request,
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -58,7 +59,8 @@ class AsyncEngine:
         """Run one request; yields its output after each of its tokens, the last with ``finished``.
 
         Args:
-            prompt: text, token ids, or a whole request.
+            prompt: text, token ids, a mapping as for :meth:`LLM.generate <batchwright.LLM.generate>` (with
+                ``messages``, a conversation), or a whole request.
             sampling_params: the defaults without it.
             request_id: made up without it.
             fields: further fields of :class:`Request`, such as ``priority`` or ``client_id``.

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from batchwright.batch import Batch
@@ -129,6 +129,37 @@ class Tokenizer(Protocol):
 
     def decoder(self) -> IncrementalDecoder:
         """A decoder for the output of one request."""
+        ...
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as a model reads it.
+
+    Attributes:
+        text: as the model's template writes it.
+        token_ids: of that text, with the special tokens that the template has, and no others.
+    """
+
+    text: str
+    token_ids: list[int]
+
+
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also knows how its model reads conversations. A backend need not have one."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
+        """A conversation as a prompt.
+
+        Args:
+            messages: each with ``role`` and what else the template reads, such as ``content``.
+            options: of :meth:`LLM.chat <batchwright.LLM.chat>`: ``add_generation_prompt``, ``continue_final_message``,
+                ``tools``, ``chat_template``, ``chat_template_kwargs``; what is left out has the default that it has
+                there.
+
+        Raises:
+            InvalidRequestError: the model has no template, or its template does not take these messages.
+        """
         ...
 
 

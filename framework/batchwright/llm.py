@@ -13,11 +13,9 @@ from batchwright.engine import Engine
 from batchwright.errors import InvalidRequestError
 from batchwright.outputs import RequestOutput
 from batchwright.plugins import Plugins, load_plugins
+from batchwright.prompts import Message, Prompt, as_conversations, as_prompts, tokenized
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}``."""
 
 
 class LLM:
@@ -60,14 +58,15 @@ class LLM:
         """Complete prompts; outputs come in the order of the prompts.
 
         Args:
-            prompts: one or many; see :data:`Prompt`.
+            prompts: one or many. Each is text, token ids, or a mapping: ``{"prompt": text}``, ``{"prompt_token_ids":
+                ids}`` or ``{"messages": [...]}``, a conversation with options as in :meth:`chat`.
             sampling_params: one for all, or one for each prompt.
             use_tqdm: show a progress bar on the terminal (named as in vLLM's API).
 
         Raises:
             RequestError: a prompt cannot be taken; none of them was run.
         """
-        many = _as_list(prompts)
+        many = as_prompts(prompts)
         if isinstance(sampling_params, Sequence):
             params: list[SamplingParams | None] = list(sampling_params)
             if len(params) != len(many):
@@ -90,6 +89,50 @@ class LLM:
                 if self.engine.scheduler.get(request_id) is not None:
                     self.engine.abort(request_id)
             raise
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer conversations; outputs come in their order.
+
+            (output,) = llm.chat([{"role": "user", "content": "Name a river."}], SamplingParams(max_tokens=32))
+
+        The model's chat template writes the prompt, special tokens included: none are added to it.
+
+        Args:
+            messages: one conversation or many. A message has a ``role`` and a ``content``: text, or a list of parts
+                ``{"type": "text", "text": ...}``.
+            sampling_params: one for all, or one for each conversation.
+            add_generation_prompt: end with what opens the assistant's turn; None: unless ``continue_final_message``.
+            continue_final_message: leave the last message open, so that the model goes on with it.
+            chat_template: a template (Jinja) in place of the model's own.
+            chat_template_kwargs: further variables that the template reads, such as ``enable_thinking``.
+            tools: that the model may call, as JSON schemas, where the template knows of them.
+            use_tqdm: show a progress bar on the terminal.
+
+        Raises:
+            RequestError: a conversation cannot be taken, or the model has no chat template; none of them was run.
+        """
+        options = {
+            "add_generation_prompt": not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs or {},
+            "tools": tools,
+        }
+        prompts = [{"messages": conversation, **options} for conversation in as_conversations(messages)]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _run(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -131,28 +174,7 @@ def as_request(
     """A request for a prompt in any form, and its text.
 
     Raises:
-        InvalidRequestError: text without a tokenizer, or a form that is not known.
+        InvalidRequestError: see :func:`~batchwright.prompts.tokenized`.
     """
-    if isinstance(prompt, Mapping):
-        known = {"prompt", "prompt_token_ids"}
-        if not set(prompt) <= known or not prompt:
-            raise InvalidRequestError(f"a prompt as a mapping has prompt or prompt_token_ids, not {sorted(prompt)}")
-        inner: str | Sequence[int] = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
-        if not isinstance(inner, str):
-            return Request(request_id, inner, params, **fields), prompt.get("prompt")
-    else:
-        inner = prompt
-    if not isinstance(inner, str):
-        return Request(request_id, inner, params, **fields), None
-    if engine.backend.tokenizer is None:
-        raise InvalidRequestError(f"{engine.backend.name} has no tokenizer: give the prompt as token ids")
-    return Request(request_id, engine.backend.tokenizer.encode(inner), params, **fields), inner
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(isinstance(i, int) for i in items):
-        return [items]
-    return items
+    token_ids, text = tokenized(engine.backend, prompt)
+    return Request(request_id, token_ids, params, **fields), text

@@ -84,7 +84,7 @@ def test_a_wrong_number_of_sampling_params(llm: LLM, num_params: int) -> None:
 @pytest.mark.parametrize(
     ("prompt", "error", "message"),
     [
-        ({}, InvalidRequestError, "a prompt as a mapping has prompt or prompt_token_ids, not "),
+        ({}, InvalidRequestError, "a prompt as a mapping has prompt, prompt_token_ids or messages, not "),
         ({"text": "a"}, InvalidRequestError, r"not \['text'\]"),
         ("", InvalidRequestError, "prompt_token_ids is empty"),
         ([], InvalidRequestError, "prompt_token_ids is empty"),

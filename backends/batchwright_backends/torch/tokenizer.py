@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from batchwright.backend import ChatPrompt
+from batchwright.errors import InvalidRequestError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A character takes 4 bytes, so at most 4 tokens: what stays undecided longer is no text, and is given out as it is.
@@ -25,6 +28,46 @@ class HFTokenizer:
         """Token ids of a text, with the special tokens that the model wants at its start."""
         # verbose=False: a long prompt is no reason to warn, the engine checks lengths.
         return list(self.inner.encode(text, verbose=False))
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ChatPrompt:
+        """See :class:`batchwright.backend.ChatTokenizer`.
+
+        Raises:
+            InvalidRequestError: there is no template, or it does not take these messages.
+        """
+        if chat_template is None and getattr(self.inner, "chat_template", None) is None:
+            raise InvalidRequestError(
+                "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
+                "give the prompt as text, give a template as chat_template, or choose a model that was tuned for chat"
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        try:
+            text = self.inner.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **(chat_template_kwargs or {}),
+            )
+        except Exception as error:  # a template may raise what it likes, and does so to refuse messages
+            raise InvalidRequestError(
+                f"the chat template does not take these messages ({type(error).__name__}: {error}); see the "
+                "model's card for the roles and their order that it knows"
+            ) from error
+        # The template has written the special tokens: encode() would put a second BOS before its first.
+        return ChatPrompt(text, list(self.inner.encode(text, add_special_tokens=False, verbose=False)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
