@@ -111,7 +111,7 @@ def paged_attention(
             f"a model loaded with attn_implementation={ATTENTION!r} was called outside a step; "
             "to call it yourself, first do model.set_attn_implementation('sdpa')"
         )
-    return session.attend(module, query, key, value, **kwargs), None
+    return session.attend(module, query, key, value, attention_mask=attention_mask, **kwargs), None
 
 
 AttentionInterface.register(ATTENTION, paged_attention)

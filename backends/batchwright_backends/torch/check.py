@@ -12,6 +12,7 @@ from batchwright.backend import Capacity
 from batchwright.errors import BackendError
 from batchwright_backends.torch.attention import ATTENTION, AttentionLayer
 from batchwright_backends.torch.inputs import StepInputs
+from batchwright_backends.torch.structure import check_tokens_are_apart
 
 # Distance of the logits, as a share of their own spread, that rounding explains. Half precision alone puts SmolLM2 0.15
 # (bfloat16) and 0.007 (float16) from its float32 on random tokens, so there only gross errors are found.
@@ -36,6 +37,7 @@ def compare_with_eager(
     Raises:
         BackendError: they differ by more than rounding explains.
     """
+    check_tokens_are_apart(model, capacity.max_model_len)
     size = capacity.block_size
     windows = [layer.window for layer in layers if layer.window is not None]
     wanted = min(MAX_TOKENS, max([12, *(w + 8 for w in windows if w + 8 <= MAX_TOKENS)]))

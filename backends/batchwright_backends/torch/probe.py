@@ -18,6 +18,7 @@ from batchwright_backends.torch.torch_errors import is_out_of_memory
 
 # Arguments of attention calls that change the result and that no kernel here computes.
 UNSUPPORTED = {
+    "attention_mask": "a mask of its own",
     "position_bias": "a position bias on the scores",
     "alibi": "ALiBi",
     "head_mask": "a mask of heads",
