@@ -23,6 +23,8 @@ from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kv_cache import KVCache
 from batchwright_backends.torch.sampling import SamplingPlan, sample
 
+_PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -87,6 +89,7 @@ class Runner:
         self.device = device
         self.graphs: DecodeGraphs | None = None
         self._keeps_logits = probe.keeps_logits(model)
+        spare_the_padding_check(model)
         self._staging = Staging(device) if device.is_accelerator else None
         self._upload = self._staging or DirectUpload(device.device)
 
@@ -178,3 +181,17 @@ class Runner:
                 input_ids=tensors.token_ids[None], position_ids=tensors.positions[None], use_cache=False, **keep
             ).logits[0]
         return logits if sampled is None or self._keeps_logits else logits.index_select(0, sampled)
+
+
+def spare_the_padding_check(model: Any) -> None:
+    """Some models of transformers look for padding among the token ids where there is no mask, only to warn of it.
+
+    Here is neither padding nor a mask, and looking waits for all that the device has queued.
+    """
+    for module in model.modules():
+        if hasattr(module, _PADDING_CHECK):
+            setattr(module, _PADDING_CHECK, _nothing)
+
+
+def _nothing(*args: Any) -> None:
+    pass

@@ -22,9 +22,11 @@ class StandIn(types.ModuleType):
         calls: of its functions, by name.
         dtypes: that it takes; the comparison with ``generate()`` in float32 adds that.
         page: block sizes are a multiple of it.
+        pads: whether the last rows may be padding, as in a graph of a larger batch: one token in the last block.
     """
 
     page = 1
+    pads = False
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -45,8 +47,13 @@ class StandIn(types.ModuleType):
         assert table.dtype == lengths.dtype == torch.int32
         assert table.dim() == 2 and table.stride(-1) == 1 and lengths.is_contiguous()
         assert lengths.shape == (table.shape[0],) and table.shape[0] > 0
+        padding = False
         for row, length in zip(table, lengths.tolist(), strict=True):
             used = -(-length // k.shape[1])
+            padding |= self.pads and length == 1 and int(row[0]) == k.shape[0] - 1
+            if padding:
+                assert length == 1 and int(row[0]) == k.shape[0] - 1  # nothing real behind it
+                continue
             assert 0 < length <= table.shape[1] * k.shape[1]
             assert 0 <= int(row[:used].min()) <= int(row[:used].max()) < k.shape[0] - 1  # the last block is padding
             assert len(set(row[:used].tolist())) == used
@@ -253,7 +260,10 @@ class VarlenFunctions(StandIn):
         assert enable_gqa or query.shape[1] == key.shape[2]
         self.check_starts(cu_seq_q, max_q, block_table.shape[0])
         self.check_table(block_table, seqused_k, key)
-        assert type(max_k) is int and max_k == int(seqused_k.max())
+        # A graph is recorded once, for the longest request that may come.
+        longest = int(seqused_k.max())
+        assert type(max_k) is int and (longest <= max_k <= block_table.shape[1] * key.shape[1])
+        assert self.pads or max_k == longest
         # (-1, 0) is causal, and a window is causal by its right side; (-1, -1) would be neither.
         assert window_size == (-1, 0) or (window_size[0] >= 0 and window_size[1] == 0)
         assert type(scale) is float and scale > 0
