@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from batchwright import Limits, Policy, Request, SamplingParams, Scheduler, Step
 from batchwright.config import EngineConfig
 from batchwright.effective import effective_settings
 from batchwright.resolve import resolve_policy
+from batchwright_policies.priority import Priority
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,10 @@ FOREVER = 10**9
 class Peer(Protocol):
     name: str
 
-    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER) -> None: ...
+    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER, **fields: Any) -> None:
+        """Take a request; ``fields`` are what policies read, where a peer has policies."""
+        ...
+
     def schedule(self) -> int:
         """Build a batch; returns its number of requests."""
         ...
@@ -53,16 +57,40 @@ class OneByOne(Policy):
         yield step.waiting
 
 
-class SortsAll(Policy):
-    """What a ranked policy costs that sorts all who are there in each step."""
+class Sorted:
+    """Who waits, as a list that is sorted each time somebody looks."""
 
-    @hookimpl
-    def admission(self, step: Step) -> Iterator[Any]:
-        yield sorted(step.running, key=lambda r: (r.priority, r.arrival_index))
-        for request in sorted(step.waiting, key=lambda r: (r.priority, r.arrival_index)):
-            yield request
-            if not request.num_scheduled:
-                return
+    def __init__(self, place: Callable[[Request], Any]) -> None:
+        self._place = place
+        self._items: dict[Request, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def push(self, item: Request) -> None:
+        self._items[item] = None
+
+    def discard(self, item: Request) -> None:
+        self._items.pop(item, None)
+
+    def fill(self, items: Iterable[Request]) -> None:
+        self._items = dict.fromkeys(items)
+
+    def first(self) -> Request | None:
+        return next(self.in_order(), None)
+
+    def in_order(self) -> Iterator[Request]:
+        return iter(sorted(self._items, key=self._place))
+
+
+class SortsAll(Priority):
+    """What a ranked policy costs that sorts all who are there in each step; it decides what ``priority`` does."""
+
+    def make_queue(self) -> Sorted:
+        return Sorted(lambda r: (r.priority, r.arrival_index))
+
+    def rank_holds(self, request: Request) -> None:  # type: ignore[override]
+        return None
 
 
 class Ours:
@@ -89,11 +117,11 @@ class Ours:
         self._num = 0
         self._batch: Any = None
 
-    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER) -> None:
+    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER, **fields: Any) -> None:
         # Feasibility counts max_tokens, so "for ever" is as long as the pool allows.
         blocks = self.core.blocks
         most = blocks.num_blocks * blocks.block_size - len(prompt)
-        self.core.add(Request(f"r{self._num}", prompt, _params(min(max_tokens, most))))
+        self.core.add(Request(f"r{self._num}", prompt, _params(min(max_tokens, most)), **fields))
         self._num += 1
 
     def schedule(self) -> int:
@@ -105,6 +133,9 @@ class Ours:
 
     def update(self, tokens: list[int]) -> None:
         self.core.update(self._batch, tokens)
+
+    def num_waiting(self) -> int:
+        return len(self.core.waiting)
 
     def prepare_inputs(self) -> list[torch.Tensor]:
         """What the torch backend makes of the last batch, as tensors."""
@@ -151,7 +182,7 @@ class Nano:
         self._block_size = block_size
         self._scheduled: tuple[list[Any], bool] = ([], False)
 
-    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER) -> None:
+    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER, **_fields: Any) -> None:
         self.core.add(self._sequence(list(prompt), _nano_params(max_tokens)))
 
     def schedule(self) -> int:
@@ -192,7 +223,7 @@ class Yardstick:
     def __init__(self, *_sizes: int) -> None:
         self._lists: list[list[int]] = []
 
-    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER) -> None:
+    def add(self, prompt: Sequence[int], max_tokens: int = FOREVER, **_fields: Any) -> None:
         self._lists.append(list(prompt))
 
     def schedule(self) -> int:

@@ -112,7 +112,7 @@ class Vllm:
         self._num = 0
         self._scheduled: Any = None
 
-    def add(self, prompt: Sequence[int], max_tokens: int = FAR // 2) -> None:
+    def add(self, prompt: Sequence[int], max_tokens: int = FAR // 2, **_fields: Any) -> None:
         params = self._v.SamplingParams(max_tokens=min(max_tokens, FAR // 2), ignore_eos=True)
         params.update_from_generation_config({}, eos_token_id=2)
         request = self._v.Request(f"r{self._num}", list(prompt), params, None, block_hasher=self._hasher)

@@ -7,10 +7,11 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from peers import Peer
 
+AnyPeer = TypeVar("AnyPeer", bound=Peer)
 Make = Callable[[int, int, int, int], Peer]
 """Makes a peer of: blocks of the pool, block size, max_num_seqs, token budget."""
 
@@ -122,16 +123,56 @@ def backlog(make: Make, num_waiting: int) -> Row:
 
 
 def crowd(make: Make, num_waiting: int) -> Row:
-    """256 decodes in all the seats there are, while others wait for one; µs a step."""
-    num_requests, steps = 256, 32
-    peer = make(num_requests * 1200 // 16, 16, num_requests, 32_768)
+    """256 decodes in all the seats there are, while others wait for one that all rank behind them; µs a step.
+
+    Those who wait differ in rank, so that a sort of them has something to do.
+    """
+    peer = _full(make, num_waiting)
+    return Row(lambda: None, same_batch(peer, 256, 32), 1e3 * 32)
+
+
+class Ranks(Peer, Protocol):
+    def num_waiting(self) -> int: ...
+
+
+def passing(make: Callable[..., Ranks], num_waiting: int) -> Row:
+    """The same, and every other step 8 of a better rank come and take the seats of 8, who are back when these end;
+    µs a step."""
+    num_steps, num_passing = 32, 8
+    peer = _full(make, num_waiting)
+
+    def work() -> None:
+        for k in range(num_steps):
+            for _ in range(num_passing if k % 2 == 0 else 0):
+                peer.add([5] * 4, 1, **_rank_fields(0.0))
+            n = peer.schedule()
+            assert n == 256, f"{peer.name}: a batch of {n}"
+            assert peer.num_waiting() == num_waiting + num_passing * (k % 2 == 0), f"{peer.name}: it evicts others"
+            peer.update([7] * n)
+
+    return Row(lambda: None, work, 1e3 * num_steps)
+
+
+def _full(make: Callable[..., AnyPeer], num_waiting: int) -> AnyPeer:
+    """A peer with 256 decodes in as many seats, and others that wait for one."""
+    peer = make(256 * 1200 // 16, 16, 256, 32_768)
     rng = random.Random(8)
-    for _ in range(num_requests):
-        peer.add(random_prompt(rng, rng.randint(50, 90)), 10_000)
-    start_all(peer, num_requests)
-    for _ in range(num_waiting):
-        peer.add(random_prompt(rng, 20), 10)
-    return Row(lambda: None, same_batch(peer, num_requests, steps), 1e3 * steps)
+    for k in range(256):
+        peer.add(random_prompt(rng, rng.randint(50, 90)), 1000, **_rank_fields(0.1 + 0.1 * rng.random(), k))
+    start_all(peer, 256)
+    for k in range(num_waiting):
+        peer.add([3] * 700, 2000, **_rank_fields(0.4 + 0.6 * rng.random(), k))
+    return peer
+
+
+def _rank_fields(rank: float, number: int = 0) -> dict[str, Any]:
+    """What the ranked policies order by: those of a lower rank go first."""
+    return {
+        "priority": round(1000 * rank),
+        "deadline_s": 1000 * rank,
+        "predicted_output_tokens": round(10_000 * rank),
+        "client_id": f"client{number % 50}",
+    }
 
 
 def prompt(make: Make, length: int, *, cached: bool) -> Row:

@@ -26,7 +26,9 @@ from peers_vllm import Vllm, vllm_missing
 from rows import Make, Row
 
 POLICIES = ("prefill_first", "vllm_v1", "stall_free:chunk_size=1000000")
-RANKED = ("priority", "srpt", "edf", "mlfq", "vtc")
+RANKED = ("priority", "srpt", "edf", "mlfq:iteration_tokens=1", "vtc")
+PASSING = RANKED[:-1]
+"""Those that let newcomers pass who is resident."""
 GROUPS = ("decodes", "choice", "ranked", "inputs", "prompts", "cached", "backlog", "mix", "evictions")
 PEERS = ("nano-vllm", "vllm", "yardstick", "sorts_all")
 SLOW_ROUNDS = 5
@@ -50,12 +52,16 @@ def make_table(makes: dict[str, Make], groups: list[str], sizes: list[int], roun
         names = [n for n in ("one_by_one", "nano-vllm") if n in makes]
         table.append(("256 decodes, offered one by one", "µs", rounds, lambda m: rows.decodes(m, 256, 16), names))
     if "ranked" in groups:
-        ranked: dict[str, Make] = {name: lambda *a, p=name: _seats(p, *a) for name in RANKED}
-        makes = {**makes, **ranked, "sorts_all": lambda *a: _seats(SortsAll(), *a)}
+        ranked: dict[str, Make] = {p.partition(":")[0]: lambda *a, p=p: seats(p, *a) for p in RANKED}
+        makes = {**makes, **ranked, "sorts_all": lambda *a: seats(SortsAll(), *a)}
         for waiting in (0, 5000):
             label = f"256 decodes in all seats, {waiting} waiting, ranked"
-            names = [*ranked, "sorts_all", *(["nano-vllm"] if "nano-vllm" in makes and not waiting else [])]
+            peers = ["sorts_all"] if waiting else [n for n in ("nano-vllm",) if n in makes]
+            names = [*ranked, *peers]
             table.append((label, "µs", rounds, lambda m, w=waiting: rows.crowd(m, w), names))
+        label = "256 seats, 5000 waiting, 8 pass every other step"
+        names = [*(p.partition(":")[0] for p in PASSING), "sorts_all"]
+        table.append((label, "µs", rounds, lambda m: rows.passing(m, 5000), names))
     if "inputs" in groups:
         for size in (16, 256):
             label = f"inputs of 256 decodes, block size {size}"
@@ -88,7 +94,7 @@ def make_table(makes: dict[str, Make], groups: list[str], sizes: list[int], roun
     ]
 
 
-def _seats(policy: str | Policy, *sizes: int) -> Ours:
+def seats(policy: str | Policy, *sizes: int) -> Ours:
     return Ours(policy, *sizes, max_num_residents=sizes[2])
 
 

@@ -15,8 +15,9 @@ import statistics
 import pytest
 
 import rows
-from peers import Nano, Ours, nano_missing
+from peers import Nano, Ours, SortsAll, nano_missing
 from peers_vllm import Vllm, vllm_missing
+from scheduler import RANKED, seats
 
 ROUNDS = 15
 POLICIES = ["prefill_first", "vllm_v1", "stall_free:chunk_size=1000000"]
@@ -88,6 +89,20 @@ def test_whole_runs_are_no_slower_than_nano(benchmark, load):
 def test_a_step_costs_the_same_however_many_wait(benchmark, policy):
     many, few = rows.backlog(ours(policy), 100_000), rows.backlog(ours(policy), 1000)
     assert _ratio(benchmark, many, few) <= 1.2
+
+
+@beside_nano
+@pytest.mark.parametrize("policy", RANKED)
+def test_ranked_decodes_are_no_slower_than_nano_while_nobody_waits(benchmark, policy):
+    mine, peers = rows.crowd(lambda *sizes: seats(policy, *sizes), 0), rows.crowd(Nano, 0)
+    assert _ratio(benchmark, mine, peers) <= 1
+
+
+@pytest.mark.parametrize("policy", RANKED)
+def test_ranked_steps_take_a_tenth_of_sorting_all_at_most(benchmark, policy):
+    mine = rows.crowd(lambda *sizes: seats(policy, *sizes), 5000)
+    peers = rows.crowd(lambda *sizes: seats(SortsAll(), *sizes), 5000)
+    assert _ratio(benchmark, mine, peers) <= 0.1
 
 
 @beside_nano

@@ -15,6 +15,7 @@ from batchwright.lazy_heap import LazyHeap
 from batchwright.limits import Limits
 from batchwright.policy import Policy
 from batchwright.request import Request
+from batchwright.residents import Residents
 from batchwright.step import Step
 
 
@@ -93,8 +94,9 @@ class Ranked(Ordered):
     the budget or the batch is short, and evicts them for a seat or for blocks, the worst first and only if that
     suffices. Equal ranks never do that to each other, so no two requests evict one another in turns.
 
-    A step costs O(log waiting) for each newcomer it looks at, and O(residents), or O(residents · log residents) in a
-    step in which a newcomer passes one. With nobody waiting and room for all, residents are offered as a whole.
+    A step costs O(log waiting) for each newcomer it looks at, O(residents · log residents) in a step in which a
+    newcomer passes one, and then O(log residents) for each that is evicted. While nobody passes, residents are offered
+    as a whole, and a preemptive policy that says how long a rank ``rank_holds`` does not look at them either.
 
     Attributes:
         preemptive: whether newcomers pass and evict residents of a worse rank.
@@ -108,6 +110,7 @@ class Ranked(Ordered):
     def __init__(self, params: Any = None, **values: Any) -> None:
         super().__init__(params, **values)
         self.queue: Queue = self.make_queue()
+        self._residents = Residents(self.rank, self.rank_holds)
 
     def make_queue(self) -> Queue:
         """What keeps the waiting requests in order."""
@@ -117,9 +120,21 @@ class Ranked(Ordered):
         """The request's rank, lowest first: anything that can be compared.
 
         Of a waiting request it may rise by itself; when it falls, call ``self.queue.push(request)``. Of a resident it
-        may change at will between steps.
+        may change at will between steps, but see ``rank_holds``.
         """
         raise NotImplementedError(f"{type(self).__name__} must say rank(request): the lowest goes first")
+
+    def rank_holds(self, request: Request) -> float | None:
+        """For how many more output tokens the rank of a resident does not rise above what it is now.
+
+        ``math.inf``: as long as it is resident. None, the default: nobody knows, so where a newcomer may pass, each
+        step looks at all residents. When a rank rises all the same, call ``look_again``.
+        """
+        return None
+
+    def look_again(self) -> None:
+        """Ranks of residents rose though ``rank_holds`` said that they would not: look at all of them."""
+        self._residents.look_again()
 
     def defaults(self, limits: Limits) -> Mapping[str, Any]:
         """Seats for as many as a batch holds; of a preemptive policy, residents may pause."""
@@ -132,7 +147,7 @@ class Ranked(Ordered):
     def residents(self, step: Step) -> Iterator[Sequence[Request]]:
         """Offers to residents; by rank where not all of them can run."""
         if len(step.running) > _places(step):
-            yield sorted(step.running, key=self._place)
+            yield [request for *_, request in self._residents.in_order(step)]
         else:
             yield step.decodes
             if step.prefilling:
@@ -151,20 +166,26 @@ class Ranked(Ordered):
             yield from self.residents(step)
         elif len(step.running) < _places(step):
             yield step.decodes  # a token each; newcomers take the blocks of those that rank worse
-            yield from self._merged(step, sorted(step.prefilling, key=self._place))
-        elif self.rank(best) < max(map(self.rank, step.running)):
-            yield from self._merged(step, sorted(step.running, key=self._place))
+            yield from self._merged(step, sorted((*self._place(r), r) for r in step.prefilling))
+        elif self._residents.any_after(step, self.rank(best)):
+            yield from self._merged(step, self._residents.in_order(step))
         else:
             yield from self.residents(step)
 
-    def _merged(self, step: Step, residents: list[Request]) -> Iterator[Request | Sequence[Request]]:
+    def _merged(self, step: Step, places: list[tuple[Any, int, Request]]) -> Iterator[Request | Sequence[Request]]:
         """Residents and newcomers by rank; once a newcomer was blocked, residents only."""
-        start = end = 0
+        ranks, residents = [rank for rank, *_ in places], [request for *_, request in places]
+        start = end = num_victims = 0
+        lowest: Any = None  # rank of the victims
         for newcomer in self.in_order(step):
             rank = self.rank(newcomer)
-            if any(not rank < self.rank(victim) for victim in step.preempted):
+            for victim in step.preempted[num_victims:]:
+                now = self.rank(victim)
+                lowest = now if not num_victims or now < lowest else lowest
+                num_victims += 1
+            if num_victims and not rank < lowest:
                 break  # it ranks behind one that was just evicted, or is that one
-            while end < len(residents) and not rank < self.rank(residents[end]):
+            while end < len(residents) and not rank < ranks[end]:
                 end += 1
             if end > start:
                 yield residents[start:end]
@@ -180,27 +201,35 @@ class Ranked(Ordered):
     @hookimpl
     def preemption(self, step: Step, request: Request) -> Request | Literal[Hold.HOLD]:
         """The resident that ranks worst; for a newcomer only one that ranks worse than it."""
-        residents = [r for r in step.running if r.is_resident]
-        residents += [r for r in step.batch if r not in step.running]  # admitted in this step
-        if request.is_waiting:
-            if not self.preemptive:
-                return HOLD
-            rank = self.rank(request)
-            residents = [r for r in residents if rank < self.rank(r)]
-            most = step.free_blocks + sum(len(r.block_table) for r in residents)
-            if not residents or step.blocks_needed(request, request.num_tokens) > most:
-                return HOLD
-        return max(residents, key=self._place)
+        if not request.is_waiting:
+            return next(victim for _, victim in self._residents.worst_first(step))
+        if not self.preemptive:
+            return HOLD
+        rank = self.rank(request)
+        nobody_moved = step.num_residents == len(step.running) and not step.preempted
+        if nobody_moved and not self._residents.any_after(step, rank):
+            return HOLD
+        lacking = step.blocks_needed(request, request.num_tokens) - step.free_blocks
+        worst = None
+        for other, victim in self._residents.worst_first(step):
+            if not rank < other:
+                break
+            worst = worst or victim
+            lacking -= len(victim.block_table)
+            if lacking <= 0:
+                return worst
+        return HOLD
 
     def _place(self, request: Request) -> tuple[Any, int]:
         return self.rank(request), request.arrival_index
 
-    # Who waits is kept as it changes, so that a step does not look at all of them.
+    # Who waits, and who is resident, is kept as it changes, so that a step does not look at all of them.
 
     @hookimpl
     def policy_attached(self, step: Step) -> None:
         """Take over who waits."""
         self.queue.fill(step.waiting)
+        self._residents.clear()
 
     @hookimpl
     def request_arrived(self, request: Request) -> None:
@@ -211,16 +240,19 @@ class Ranked(Ordered):
     def request_admitted(self, request: Request) -> None:
         """It waits no longer."""
         self.queue.discard(request)
+        self._residents.add(request)
 
     @hookimpl
     def request_preempted(self, step: Step, victim: Request) -> None:
         """It waits again."""
         self.queue.push(victim)
+        self._residents.discard(victim)
 
     @hookimpl
     def request_finished(self, request: Request) -> None:
         """It waits no longer, if it did."""
         self.queue.discard(request)
+        self._residents.discard(request)
 
 
 def _places(step: Step) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import ClassVar
 
 from batchwright.card import Card
@@ -43,4 +44,8 @@ class Edf(Ranked):
             return request.deadline_s
         if request.slo is not None and request.slo.ttft_s is not None:
             return request.arrival_s + request.slo.ttft_s
-        return float("inf")
+        return inf
+
+    def rank_holds(self, request: Request) -> float:
+        """For ever: it never changes."""
+        return inf

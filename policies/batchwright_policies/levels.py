@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from itertools import accumulate
+from math import ceil, inf
 
 from pydantic import Field
 
@@ -63,6 +64,13 @@ class Levels(Ranked):
         """The level of one that joined in level ``join`` and has had this much service since."""
         return join + bisect_right(self._ends[join], service)
 
+    def tokens_left(self, service: float, join: int = 0, first: float = 1.0) -> float:
+        """Output tokens with which one that has had this much service stays in its level; ``first``: what the next of
+        them adds to it, where each further one adds an iteration."""
+        ends = self._ends[join]
+        place = bisect_right(ends, service)
+        return max(0, ceil(ends[place] - service - first)) if place < len(ends) else inf
+
     def level_of_first(self, service: float) -> int:
         """The first level whose quantum covers this much service."""
         return bisect_left(self._quanta, service)
@@ -91,11 +99,14 @@ class Levels(Ranked):
 
     @hookimpl
     def step_started(self, step: Step) -> None:
-        """Promote those that starve: waiting ones, and residents for whom there is no place in the batch."""
+        """Promote those that starve: waiting ones, as many in a step as a batch holds, the longest first, and residents
+        for whom there is no place in the batch."""
         if self.params.starve_s is None:
             return
         before = step.now - round(self.params.starve_s * 1e9)
-        while self._since and next(iter(self._since.values())) <= before:
+        for _ in range(step.limits.max_num_seqs):
+            if not self._since or next(iter(self._since.values())) > before:
+                break
             request, _ = self._since.popitem(last=False)
             self._promoted[request] = request.num_output_tokens
             self._since[request] = step.now

@@ -47,9 +47,17 @@ class Mlfq(Levels):
 
     def rank(self, request: Request) -> int:
         """Its level."""
+        return self.level_after(*self._progress(request))
+
+    def rank_holds(self, request: Request) -> float:
+        """As long as it stays in its level."""
+        return self.tokens_left(*self._progress(request))
+
+    def _progress(self, request: Request) -> tuple[float, int]:
+        """Service in iterations since it joined, and the level that it joined."""
         since = self.since_promotion(request)
         if since is not None:
-            return self.level_after(since)
-        prompt, outputs = self.prompt_service(request), request.num_output_tokens
-        join = self.level_of_first(prompt)
-        return self.level_after(prompt + outputs - 1, join) if outputs else join
+            return since, 0
+        prompt = self.prompt_service(request)
+        # With its first token it has had its prompt's, so before that one less.
+        return prompt + request.num_output_tokens - 1, self.level_of_first(prompt)

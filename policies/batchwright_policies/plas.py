@@ -77,10 +77,17 @@ class Plas(Levels):
 
     def rank(self, request: Request) -> int:
         """The level of its program."""
+        return self.level_after(self._progress(request))
+
+    def rank_holds(self, request: Request) -> float:
+        """As long as it stays in its level; when another call of its program ends, all are looked at."""
+        is_new = not request.num_output_tokens and self.since_promotion(request) is None
+        return self.tokens_left(self._progress(request), first=self.prompt_service(request) if is_new else 1.0)
+
+    def _progress(self, request: Request) -> float:
+        """Iterations since it was promoted, or that its program has had with it."""
         since = self.since_promotion(request)
-        if since is not None:
-            return self.level_after(since)
-        return self.level_after(self._served.get(request.program_id, 0.0) + self.service(request))
+        return self._served.get(request.program_id, 0.0) + self.service(request) if since is None else since
 
     @hookimpl
     def policy_attached(self, step: Step) -> None:
@@ -105,7 +112,9 @@ class Plas(Levels):
         if program is not None:
             self._served[program] = self._served.get(program, 0.0) + self.service(request)
             self._open[program] -= 1
-            if self._open[program] <= 0:
+            if self._open[program] > 0:
+                self.look_again()  # its other calls may be in a higher level now
+            else:
                 del self._open[program]
                 self._idle[program] = None
                 if len(self._idle) > self.params.remembered:

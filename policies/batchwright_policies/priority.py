@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import ClassVar
 
 from batchwright.card import Card
@@ -44,3 +45,7 @@ class Priority(Ranked):
     def rank(self, request: Request) -> int:
         """Its priority."""
         return request.priority
+
+    def rank_holds(self, request: Request) -> float:
+        """For ever: it never changes."""
+        return inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import ClassVar
 
 from pydantic import Field
@@ -68,5 +69,9 @@ class Srpt(Ranked):
         length = request.max_tokens if guess is None else guess
         done = request.num_output_tokens
         if request.is_resident and done > self.params.preemptible_share * length:
-            return float("-inf")
+            return -inf
         return max(1, length - done) + self.params.ageing * request.arrival_s
+
+    def rank_holds(self, request: Request) -> float:
+        """For ever: it only falls as it runs."""
+        return inf

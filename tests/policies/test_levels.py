@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from typing import Any
 
 import pytest
@@ -40,6 +41,26 @@ def test_a_request_goes_down_as_it_uses_its_quanta():
 def test_a_prompt_beyond_all_quanta_joins_the_last_level():
     policy = Mlfq(quantum=1, levels=3, iteration_tokens=10)
     assert ranks_of(policy, job("a", 900, 99).request(), [0, 1, 50]) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+@pytest.mark.parametrize("prompt", [3, 40, 85])
+@pytest.mark.parametrize("kind", [Mlfq, Plas])
+def test_it_says_how_long_its_level_holds(kind: type[Mlfq | Plas], prompt: int, promoted: bool):
+    policy = kind(quantum=2.5, ratio=2, levels=4, iteration_tokens=10)
+    request = job("a", prompt, 99).request()
+    if promoted:
+        request._tokens.extend([7] * 5)
+        policy._promoted[request] = 5
+    levels = []
+    for _ in range(60):
+        levels.append((policy.rank(request), policy.rank_holds(request)))
+        request._tokens.append(7)
+    for place, (level, holds) in enumerate(levels[:20]):
+        later = [other for other, _ in levels[place:]]
+        assert max(later[: int(min(holds, 99)) + 1]) == level  # so long it does not rise
+        assert holds == inf if level == 3 else later[int(holds) + 1] > level  # and then it does
+    assert levels[0][0] != levels[-1][0] or levels[0][0] == 3
 
 
 def test_service_before_and_after_the_first_token():
