@@ -15,6 +15,7 @@ import pytest
 
 from batchwright import Limits, Policy, Scheduler
 from batchwright.queues import QueueView
+from batchwright.ranked import Ranked
 from batchwright.request import Request
 from batchwright_policies.prefill_first import PrefillFirst
 from batchwright_policies.vllm_v1 import VllmV1
@@ -98,6 +99,7 @@ def counts(monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler, policy: Policy
 CASES = [
     *[pytest.param(policy, {}, id=name) for name, policy in WHOLE.items()],
     pytest.param(VllmV1, {"scheduling_policy": "priority"}, id="vllm_v1 by priority"),
+    *[pytest.param(WHOLE[name], {"starve_s": 0.005}, id=f"{name}, all starve") for name in ("mlfq", "plas")],
 ]
 
 
@@ -108,6 +110,56 @@ def test_a_step_does_not_grow_with_the_queue(
     few, many = (counts(monkeypatch, schedulers[size], policy(**params)) for size in SIZES)
     # log 100,000 / log 1,000 = 5 / 3
     assert sum(many) < 1.6 * sum(few) + 2000 and max(many) < 1.6 * max(few) + 4000, (few, many)
+
+
+BY_RANK = [name for name, policy in WHOLE.items() if issubclass(policy, Ranked)]
+PREEMPTIVE = [name for name in BY_RANK if WHOLE[name].preemptive]
+WORSE = {"priority": 5, "deadline_s": 9.0, "predicted_output_tokens": 500}
+BETTER = {"priority": 1, "deadline_s": 1.0, "predicted_output_tokens": 5}
+
+
+def full(policy: Policy, seats: int, waiting: int, **fields: Any) -> Scheduler:
+    """So many decodes in as many seats, and others behind them."""
+    limits = Limits(max_num_seqs=seats, max_num_batched_tokens=8192, max_num_residents=seats)
+    scheduler = Scheduler(policy, num_blocks=4000, block_size=256, limits=limits)
+    for k in range(seats):
+        scheduler.add(Job(f"r{k}", [k] * 8, 200, fields=WORSE).request())
+    for _ in range(5):  # so that levels of service are used up
+        batch = scheduler.schedule()
+        scheduler.update(batch, [7] * sum(batch.samples.tolist()))
+    assert len(batch) == seats
+    for k in range(waiting):
+        scheduler.add(Job(f"w{k}", [k] * 8, 200, fields=fields | {"client_id": f"c{k}"}).request())
+    return scheduler
+
+
+@pytest.mark.parametrize("name", BY_RANK)
+def test_while_nobody_passes_a_step_does_not_grow_with_the_residents(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def count(seats: int) -> int:
+        params = {"quantum": 100} if name in ("mlfq", "plas") else {}
+        scheduler = full(WHOLE[name](**params), seats, 50, **WORSE)
+        with monkeypatch.context() as patch:
+            counting = Counting(patch, scheduler)
+            return sum([counting(scheduler, 0) for _ in range(8)][4:])  # those who just came are looked at
+
+    few, many = count(8), count(256)
+    assert many < 1.5 * few + 300, (few, many)
+
+
+@pytest.mark.parametrize("name", PREEMPTIVE)
+def test_those_who_pass_do_not_each_look_at_all_residents(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def count(seats: int) -> int:
+        params = {"quantum": 2} if name in ("mlfq", "plas") else {}
+        scheduler = full(WHOLE[name](**params), seats, seats, **BETTER)
+        with monkeypatch.context() as patch:
+            found = Counting(patch, scheduler)(scheduler, 0)
+        assert len(scheduler.step.preempted) == seats
+        return found
+
+    few, many = count(8), count(128)
+    assert many < 16 * 7 / 3 * few, (few, many)  # log 128 / log 8; each look at all would make it 256 times as many
 
 
 def test_the_count_would_show_a_sort(monkeypatch: pytest.MonkeyPatch, schedulers: dict[int, Scheduler]) -> None:
