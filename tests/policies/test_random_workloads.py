@@ -2,7 +2,7 @@
 
 Tiny pools, budgets and batches; requests that arrive, are aborted, fail in the backend and are retried, while the
 policy is swapped away and back. ``BATCHWRIGHT_RANDOM_WORKLOADS`` says how many for each policy (`make test-thorough`:
-500).
+500). Composites are run by ``test_composition.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from batchwright_policies.prefill_first import PrefillFirst
 from batchwright_policies.stall_free import StallFree
 from batchwright_policies.vllm_v1 import VllmV1
 from policies.drive import seconds
-from policies.suite import SUITE, VICTIMS, WHOLE
+from policies.suite import SUITE
 from toolbox import check_empty, check_whole
 
 NUM_WORKLOADS = int(os.environ.get("BATCHWRIGHT_RANDOM_WORKLOADS", "20"))
@@ -154,18 +154,3 @@ def test_every_accepted_request_ends_and_no_block_leaks(name: str) -> None:
     choices = PARAMS.get(name, [{}])
     for seed in range(NUM_WORKLOADS):
         play(SUITE[name](**choices[seed % len(choices)]), seed)
-
-
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_any_admission_with_any_victim(victim: str) -> None:
-    for number, (name, policy) in enumerate(WHOLE.items()):
-        params = PARAMS.get(name, [{}])[0]
-        for seed in range(100 + number, 100 + number + max(1, NUM_WORKLOADS // 10)):
-            play({"admission": policy(**params), "preemption": VICTIMS[victim]()}, seed, swaps=False)
-
-
-def test_any_victim_with_admissions_of_others() -> None:
-    for seed in range(200, 200 + NUM_WORKLOADS):
-        rng = random.Random(seed)
-        admission, other = rng.choice([PrefillFirst, StallFree, VllmV1]), rng.choice(list(SUITE.values()))
-        play({"admission": admission(), "preemption": other()}, seed, swaps=False)
