@@ -22,6 +22,7 @@ from batchwright.cli.policies import parameters
 from batchwright.config import EngineConfig, submodel
 from batchwright.config_sources import ENVIRONMENT_PREFIX
 from batchwright.lab import METRICS, SyntheticSpec
+from batchwright.predictors.plugin import register_predictors
 from batchwright.replay.batchwright_format import _Request as ReplayedRequest
 from batchwright_backends.sim.backend import SimOptions
 from batchwright_backends.sim.gpus import find_gpu, gpu_names
@@ -65,6 +66,14 @@ def environment() -> str:
     names = ("max_num_seqs", "prefix_cache.visible", "policy.chunk_size")
     variables = [f"{ENVIRONMENT_PREFIX}{name.upper().replace('.', '__')}" for name in names]
     return table(("setting", "variable"), [(code(n), code(v)) for n, v in zip(names, variables, strict=True)])
+
+
+def of_model(model: type[BaseModel]) -> str:
+    """Parameters of a predictor."""
+    found = parameters(model)
+    return table(
+        ("parameter", "type", "default", "meaning"), [(code(n), k, code(d), m) for n, (k, d, m) in found.items()]
+    )
 
 
 def of_attributes(model: type[Any]) -> str:
@@ -189,6 +198,7 @@ def makers() -> dict[str, Callable[[], str]]:
         "residuals": residuals,
         "models": models,
         "scheduler cost": scheduler_cost,
+        **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},
     }
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from batchwright.need import Need
     from batchwright.outputs import CompletionOutput, RequestOutput
     from batchwright.policy import Params, Policy
+    from batchwright.predictor import Predictor, PredictorParams
     from batchwright.prefix_cache import PrefixCache
     from batchwright.ranked import Ordered, Ranked
     from batchwright.request import SLO, Request
@@ -93,6 +94,8 @@ _HOME = {
     "RequestOutput": "batchwright.outputs",
     "Params": "batchwright.policy",
     "Policy": "batchwright.policy",
+    "Predictor": "batchwright.predictor",
+    "PredictorParams": "batchwright.predictor",
     "PrefixCache": "batchwright.prefix_cache",
     "Ordered": "batchwright.ranked",
     "Ranked": "batchwright.ranked",
@@ -135,6 +138,8 @@ __all__ = [
     "PluginError",
     "Policy",
     "PolicyError",
+    "Predictor",
+    "PredictorParams",
     "PrefixCache",
     "Ranked",
     "RealClock",

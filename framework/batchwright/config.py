@@ -64,6 +64,11 @@ class EngineConfig(BaseModel):
         description="A policy: NAME, NAME:param=value,…, {use: NAME, param: value}, or one for each decision: "
         "{admission: …, chunking: …, preemption: …}.",
     )
+    predict: str | dict[str, Any] | None = Field(
+        default=None,
+        description="Who predicts the output length of requests that bring no prediction: NAME, NAME:param=value,…, "
+        "{use: NAME, param: value}; null: nobody.",
+    )
     backend: str = Field(
         default="sim:llama-3.1-8b@h100", description="What executes batches: sim:MODEL@GPU, cpu:MODEL, cuda:MODEL."
     )

@@ -18,6 +18,10 @@ ENVIRONMENT_PREFIX = "BATCHWRIGHT_SET_"
 """``BATCHWRIGHT_SET_MAX_NUM_SEQS=8``; a double underscore goes one level down: ``…_PREFIX_CACHE__VISIBLE``."""
 
 
+_WHOLE = ("policy", "predict")
+"""Settings that name something and give it parameters."""
+
+
 class ConfigSources:
     """Values and their sources, before they become an :class:`EngineConfig`.
 
@@ -40,10 +44,11 @@ class ConfigSources:
     def add_mapping(self, values: Mapping[str, Any], origin: str) -> None:
         """Take nested values from somewhere; they win over earlier ones.
 
-        A policy is taken as a whole: parameters of the one before do not stay behind.
+        A policy is taken as a whole, and so is a predictor: parameters of the one before do not stay behind.
         """
-        if "policy" in values:
-            self.values.pop("policy", None)
+        for name in _WHOLE:
+            if name in values:
+                self.values.pop(name, None)
         self._take(values, origin)
 
     def _take(self, values: Mapping[str, Any], origin: str) -> None:
@@ -98,7 +103,8 @@ class ConfigSources:
 
     def _add(self, name: str, value: str, origin: str) -> None:
         known = field_names(EngineConfig)
-        open_ended = name.startswith(("backend_options.", "policy."))
+        root, dot, _ = name.partition(".")
+        open_ended = dot and root in ("backend_options", *_WHOLE)
         if name not in known and not open_ended:
             raise ConfigError(f"{origin}: unknown setting {name!r}; {did_you_mean(name, known)}")
         try:
@@ -108,12 +114,11 @@ class ConfigSources:
         nested: Any = parsed
         for part in reversed(name.split(".")):
             nested = {part: nested}
-        if name.startswith("policy."):
-            present = self.values.get("policy", DEFAULT_POLICY)
-            if isinstance(present, str):
-                self.values["policy"] = parse_arm(present)
-        if name == "policy":
-            self.values.pop("policy", None)
+        if root in _WHOLE and dot:
+            present = self.values.get(root, DEFAULT_POLICY if root == "policy" else None)
+            self.values[root] = parse_arm(present) if isinstance(present, str) else present or {}
+        if name in _WHOLE:
+            self.values.pop(name, None)
         self._take(nested, origin)
 
     def build(self) -> EngineConfig:
@@ -145,7 +150,7 @@ def _deep_copy(value: Any) -> Any:
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
     names = []
     for key, value in values.items():
-        if isinstance(value, Mapping) and value and key != "policy":
+        if isinstance(value, Mapping) and value and key not in _WHOLE:
             names += _leaves(value, f"{prefix}{key}.")
         else:
             names.append(prefix + key)

@@ -18,7 +18,7 @@ from pluggy import HookImpl
 from batchwright import hookspecs
 from batchwright.active_policy import ActivePolicy
 from batchwright.errors import PluginError
-from batchwright.hookspecs import DECISIONS, OBSERVERS
+from batchwright.hookspecs import DECISIONS, IN_STEP, OBSERVERS
 from batchwright.neutral import Neutral
 from batchwright.plugin_checks import check_plugin, hook_methods
 
@@ -28,6 +28,7 @@ _ARGUMENTS = {
     "reservation": ("step", "request"),
     "preemption": ("step", "request"),
     "arrival": ("request",),
+    "predict_output": ("request",),
     "step_started": ("step",),
     "step_finished": ("step", "result"),
     "request_arrived": ("request",),
@@ -48,9 +49,10 @@ class Decisions:
 
     Attributes:
         policy: the active policy.
-        policy_alone: no plugin decides or wraps a decision beside it.
+        policy_alone: no plugin decides or wraps a decision of a step beside it.
         neutral: what answers where no plugin does.
-        admission, chunking, reservation, preemption, arrival: what to call, or None where nobody implements it.
+        admission, chunking, reservation, preemption, arrival, predict_output: what to call, or None where nobody
+            implements it.
         step_started, step_finished, request_arrived, request_admitted, request_preempted, request_finished: pairs of a
             callable and the name of its plugin.
     """
@@ -60,6 +62,7 @@ class Decisions:
     reservation: Decision | None
     preemption: Decision | None
     arrival: Decision | None
+    predict_output: Decision | None
     step_started: tuple[Observer, ...]
     step_finished: tuple[Observer, ...]
     request_arrived: tuple[Observer, ...]
@@ -109,7 +112,7 @@ class Decisions:
                 raise PluginError(f"a plugin and a policy are both named {name!r}; give one of the two another name")
             manager.register(plugin, name)
         self._manager, self.policy, self._plugins = manager, policy, plugins
-        self.policy_alone = not any(hook in DECISIONS for p in plugins.values() for hook, _ in hook_methods(p))
+        self.policy_alone = not any(hook in IN_STEP for p in plugins.values() for hook, _ in hook_methods(p))
         self.bind()
 
     def who(self, hook: str) -> str:

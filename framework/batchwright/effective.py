@@ -12,6 +12,7 @@ from batchwright.active_policy import ActivePolicy
 from batchwright.config import EngineConfig, field_names
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.limits import Limits
+from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
 
 _LIMITS = tuple(f.name for f in fields(Limits))
@@ -35,7 +36,10 @@ class Effective:
 
 
 def effective_settings(
-    config: EngineConfig, policy: ActivePolicy, origins: Mapping[str, str] | None = None
+    config: EngineConfig,
+    policy: ActivePolicy,
+    origins: Mapping[str, str] | None = None,
+    predictor: tuple[str, Predictor] | None = None,
 ) -> Effective:
     """Settings in force for a config and its policy.
 
@@ -43,6 +47,7 @@ def effective_settings(
         config: as built.
         policy: as resolved from it.
         origins: where the config's values come from, as :class:`ConfigSources` knows it.
+        predictor: as resolved from it, with its name.
 
     Raises:
         ConfigError: a default the policy declares names no setting, or is out of its range.
@@ -66,6 +71,9 @@ def effective_settings(
         if sources[name] == "default":
             values[name], sources[name] = value, f"policy {policy.name}"
     values["policy"] = policy.describe()
+    if predictor is not None:
+        name, one = predictor
+        values["predict"] = one.describe(name)
     cache = {n.removeprefix("prefix_cache."): v for n, v in values.items() if n.startswith("prefix_cache.")}
     try:
         return Effective(Limits(**{n: values[n] for n in _LIMITS}), PrefixCache(**cache), values, sources)

@@ -15,7 +15,8 @@ from batchwright.outputs import OutputText, RequestOutput, make_output
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
 from batchwright.request import Request
-from batchwright.resolve import default_policy, resolve_policy
+from batchwright.predictor import Predictor, asked
+from batchwright.resolve import default_policy, resolve_policy, resolve_predictor
 from batchwright.scheduler import Scheduler
 from batchwright.step import Step
 
@@ -39,6 +40,7 @@ class Engine:
         capacity: what the backend holds.
         scheduler: the mechanism; usable alone.
         plugins: what is installed.
+        predictor: who predicts output lengths; None: nobody.
         on_abort: called with the last output of a request that is aborted between two steps; one that is aborted
             within a step, by an observer, is among the outputs of that step.
     """
@@ -73,7 +75,9 @@ class Engine:
         self.config = config = config if config is not None else EngineConfig()
         self.plugins = installed if installed is not None else load_plugins(config.no_plugins)
         active = resolve_policy(policy if policy is not None else config.policy, self.plugins)
-        self.effective: Effective = effective_settings(config, active, origins)
+        predictor = resolve_predictor(config.predict, self.plugins)
+        self.predictor: Predictor | None = predictor[1] if predictor is not None else None
+        self.effective: Effective = effective_settings(config, active, origins, predictor)
         listed = [self.plugins.active(name) for name in config.plugins]
         self.backend = backend if backend is not None else make_backend(config, self.effective.limits, self.plugins)
         try:
@@ -91,6 +95,7 @@ class Engine:
                 seed=config.seed,
                 on_policy_error=config.on_policy_error,
                 plugins=[Detectors(config.detectors), *listed, *plugins],
+                predictor=predictor,
                 predict_s=self.backend.predict_s if self.backend.predicts else None,
                 default=lambda: default_policy(self.plugins),
             )
@@ -169,7 +174,11 @@ class Engine:
             )
         text = OutputText(tokenizer.decoder(), stop) if tokenizer is not None else None
         check = text.push if stop and text is not None else None
-        self.scheduler.add(request, num_output_tokens=num_output_tokens, stop_check=check)
+        if self.predictor is None:
+            self.scheduler.add(request, num_output_tokens=num_output_tokens, stop_check=check)
+        else:
+            with asked(self.predictor, request, num_output_tokens, self.clock):
+                self.scheduler.add(request, num_output_tokens=num_output_tokens, stop_check=check)
         if text is not None:
             self._texts[request.request_id] = text
         if prompt is not None:

@@ -20,6 +20,7 @@ from batchwright.errors import InvalidRequestError
 if TYPE_CHECKING:
     from batchwright.backend import BackendEntry, StepResult
     from batchwright.policy import Policy
+    from batchwright.predictor import Predictor
     from batchwright.request import Request
     from batchwright.step import Step
 
@@ -108,6 +109,15 @@ def arrival(request: Request) -> bool | Refusal | None:
     """
 
 
+@hookspec(firstresult=True)
+def predict_output(request: Request) -> int | None:
+    """How many output tokens the request will have, as a guess: at least 0, or None where there is none.
+
+    Asked once, when a request is added that brings no ``predicted_output_tokens``, before ``arrival``; the answer
+    stands there from then on. Nobody is told the true length (but see :class:`batchwright.Predictor`). Since 0.1.
+    """
+
+
 # Observers ---------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +172,12 @@ def register_backends() -> Mapping[str, BackendEntry]:
 
 
 @hookspec
+def register_predictors() -> Mapping[str, type[Predictor]]:
+    """Predictors of output lengths, by name; one predicts in an engine whose config names it. Since 0.1."""
+    return {}
+
+
+@hookspec
 def register_workloads() -> Mapping[str, Any]:
     """Workload readers, by name: see ``batchwright.lab``. Since 0.1."""
     return {}
@@ -173,7 +189,9 @@ def register_metrics() -> Mapping[str, Any]:
     return {}
 
 
-DECISIONS = ("admission", "chunking", "reservation", "preemption", "arrival")
+DECISIONS = ("admission", "chunking", "reservation", "preemption", "arrival", "predict_output")
+IN_STEP = ("admission", "chunking", "reservation", "preemption")
+"""Decisions that are asked while a step is built; the others, when a request is added."""
 OBSERVERS = (
     "step_started",
     "step_finished",
@@ -183,5 +201,11 @@ OBSERVERS = (
     "request_finished",
     "policy_attached",
 )
-REGISTRATIONS = ("register_policies", "register_backends", "register_workloads", "register_metrics")
+REGISTRATIONS = (
+    "register_policies",
+    "register_backends",
+    "register_predictors",
+    "register_workloads",
+    "register_metrics",
+)
 HOOKS = DECISIONS + OBSERVERS + REGISTRATIONS

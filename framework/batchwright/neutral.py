@@ -59,3 +59,8 @@ class Neutral:
     def arrival(self, request: Request) -> bool:
         """Everybody may come."""
         return True
+
+    @hookimpl
+    def predict_output(self, request: Request) -> None:
+        """Nobody knows."""
+        return

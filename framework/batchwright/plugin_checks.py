@@ -20,6 +20,7 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "reservation": (int, types.NoneType),
     "preemption": (Request, hookspecs.Hold, types.NoneType),
     "arrival": (bool, hookspecs.Refusal, types.NoneType),
+    "predict_output": (int, types.NoneType),
 }
 
 

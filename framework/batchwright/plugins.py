@@ -20,6 +20,7 @@ from batchwright.errors import ConfigError, PluginError, did_you_mean
 from batchwright.hookspecs import DECISIONS, OBSERVERS, REGISTRATIONS
 from batchwright.plugin_checks import check_plugin, hook_methods
 from batchwright.policy import Policy
+from batchwright.predictor import Predictor, is_predictor_class
 
 GROUP = "batchwright"
 T = TypeVar("T")
@@ -48,13 +49,14 @@ class Plugins:
 
     Attributes:
         plugins: by name, in the order of loading.
-        policies, backends, workloads, metrics: what they register, by name.
+        policies, backends, predictors, workloads, metrics: what they register, by name.
         origin: ``(kind, name)`` to the plugin that registered it.
     """
 
     plugins: dict[str, Plugin] = field(default_factory=dict)
     policies: dict[str, type[Policy]] = field(default_factory=dict)
     backends: dict[str, BackendEntry] = field(default_factory=dict)
+    predictors: dict[str, type[Predictor]] = field(default_factory=dict)
     workloads: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     origin: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -107,6 +109,10 @@ class Plugins:
             if not is_policy_class(value):
                 raise PluginError(f"policy {name!r} must be a subclass of batchwright.Policy, not {value!r}")
             check_plugin(value, name)
+        if kind == "predictors":
+            if not is_predictor_class(value):
+                raise PluginError(f"predictor {name!r} must be a subclass of batchwright.Predictor, not {value!r}")
+            check_plugin(value, name)
         if kind == "backends" and not isinstance(value, BackendEntry):
             raise PluginError(f"backend {name!r} must be a batchwright.BackendEntry, not {value!r}")
 
@@ -117,6 +123,14 @@ class Plugins:
             ConfigError: there is none; the message gives the nearest names.
         """
         return _named("unknown policy", name, self.policies)
+
+    def predictor(self, name: str) -> type[Predictor]:
+        """The predictor class of that name.
+
+        Raises:
+            ConfigError: there is none; the message gives the nearest names.
+        """
+        return _named("predict: unknown predictor", name, self.predictors)
 
     def backend(self, name: str) -> BackendEntry:
         """The backend of that name.

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -14,10 +14,13 @@ from batchwright.active_policy import ActivePolicy, is_policy_class
 from batchwright.composition import check_composition
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.hookspecs import DECISIONS
+from batchwright.plugin_checks import check_plugin
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
+from batchwright.predictor import Predictor
 
 DEFAULT_POLICY = "prefill_first"
+Kind = TypeVar("Kind", Policy, Predictor)
 
 
 def default_policy(plugins: Plugins | None = None) -> Policy:
@@ -106,32 +109,59 @@ def _one(spec: str | Mapping[str, Any], plugins: Plugins) -> tuple[str, Policy]:
     if not isinstance(name, str):
         raise ConfigError(f"policy: use must name a policy, not {name!r}, in {spec!r}")
     if ".py:" in name:
-        cls = _from_file(name)
+        cls = _from_file(name, Policy)
         return cls.__name__, cls.from_values(values)
     return name, plugins.policy(name).from_values(values)
 
 
-def _from_file(name: str) -> type[Policy]:
+def resolve_predictor(
+    spec: str | Mapping[str, Any] | None, plugins: Plugins | None = None
+) -> tuple[str, Predictor] | None:
+    """A predictor and its name.
+
+    Args:
+        spec: ``NAME`` or ``NAME:param=value,…``; ``{"use": NAME, param: value}``; for the name also a file and a class.
+            None: nobody predicts.
+        plugins: where names are looked up; None loads what is installed.
+
+    Raises:
+        ConfigError: an unknown predictor or parameter.
+        PluginError: a hook of it is wrong.
+    """
+    if spec is None:
+        return None
+    values = parse_arm(spec) if isinstance(spec, str) else dict(spec)
+    name = values.pop("use", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"predict: use must name a predictor, not {name!r}; as in predict: {{use: noisy, tau: 0.5}}")
+    if ".py:" in name:
+        cls = _from_file(name, Predictor)
+        check_plugin(cls, cls.__name__)
+        return cls.__name__, cls.from_values(values)
+    plugins = plugins if plugins is not None else load_plugins()
+    return name, plugins.predictor(name).from_values(values)
+
+
+def _from_file(name: str, base: type[Kind]) -> type[Kind]:
     path, _, attribute = name.rpartition(":")
     file = Path(path)
+    kind = base.__name__.lower()
     if not file.is_file():
-        raise ConfigError(f"policy {name!r}: there is no file {path}")
-    module_name = f"_batchwright_policy_{file.stem}"
+        raise ConfigError(f"{kind} {name!r}: there is no file {path}")
+    module_name = f"_batchwright_{kind}_{file.stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"policy {name!r}: {path} is not a Python file")
+        raise ConfigError(f"{kind} {name!r}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # pydantic and dataclasses look modules up by name
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(f"policy {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{kind} {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
     cls = getattr(module, attribute, None)
-    if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        found = [
-            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy) and v is not Policy
-        ]
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        found = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, base) and v is not base]
         raise ConfigError(
-            f"policy {name!r}: {path} has no policy class {attribute!r}; {did_you_mean(attribute, found)}"
+            f"{kind} {name!r}: {path} has no {kind} class {attribute!r}; {did_you_mean(attribute, found)}"
         )
     return cls

@@ -7,6 +7,7 @@ plugin, hook, step, rule and value. ``None`` falls to the core's neutral answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -75,11 +76,7 @@ class Rules:
         decide = self.decisions.arrival
         if decide is None:
             return True
-
-        def fault(rule: str, message: str, value: object) -> PolicyError:
-            who = self.decisions.who("arrival")
-            return PolicyError(message, plugin=who, hook="arrival", step=step_index, rule=rule, value=value)
-
+        fault = partial(self._between, "arrival", step_index)
         try:
             answer = decide(request)
         except Exception as error:
@@ -89,6 +86,31 @@ class Rules:
         if answer is not None and answer is not True:
             raise fault("type", f"it must return True, a Refusal or None, not {answer!r}", answer)
         return True
+
+    def prediction(self, request: Request, step_index: int) -> int | None:
+        """Output tokens that a request is expected to have; asked between two steps."""
+        decide = self.decisions.predict_output
+        if decide is None:
+            return None
+        fault = partial(self._between, "predict_output", step_index)
+        try:
+            answer = decide(request)
+        except Exception as error:
+            raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
+        if answer is None:
+            return None
+        if not isinstance(answer, int) or isinstance(answer, bool):
+            raise fault(
+                "type", f"request {request.request_id!r}: it must return an int or None, not {answer!r}", answer
+            )
+        if answer < 0:
+            raise fault("range", f"request {request.request_id!r}: {answer} tokens, it must be at least 0", answer)
+        return answer
+
+    def _between(self, hook: str, step_index: int, rule: str, message: str, value: object) -> PolicyError:
+        """An error of a decision that is asked between two steps."""
+        who = self.decisions.who(hook)
+        return PolicyError(message, plugin=who, hook=hook, step=step_index, rule=rule, value=value)
 
     def _iterate(self, step: Step, offers: Any) -> Iterator[Any]:
         if not hasattr(offers, "__iter__"):

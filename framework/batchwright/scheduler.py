@@ -32,6 +32,7 @@ from batchwright.limits import Limits
 from batchwright.logprobs import TokenLogprobs
 from batchwright.neutral import Neutral
 from batchwright.policy import Policy
+from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
 from batchwright.request import RESIDENT, WAITING, Request
 from batchwright.resolve import default_policy, resolve_policy
@@ -71,6 +72,7 @@ class Scheduler:
         seed: int = 0,
         on_policy_error: Literal["raise", "fallback"] = "raise",
         plugins: Sequence[object] = (),
+        predictor: tuple[str, Predictor] | None = None,
         predict_s: Callable[[Batch], float | None] | None = None,
         default: Callable[[], Policy] = default_policy,
     ) -> None:
@@ -87,6 +89,7 @@ class Scheduler:
             seed: of ``step.rng``, and of requests without a seed.
             on_policy_error: ``raise``, or ``fallback``: the default policy builds that step.
             plugins: further objects with hookimpls: observers, wrappers.
+            predictor: who predicts output lengths, with its name.
             predict_s: a backend's estimate of a batch's seconds.
             default: makes the default policy, for what a policy does not answer and for fallbacks.
         """
@@ -96,6 +99,8 @@ class Scheduler:
         self.limits = limits if limits is not None else Limits()
         self.blocks = BlockManager(num_blocks, block_size, prefix_cache)
         self._hooks = Decisions(resolve_policy(policy), Neutral(default))
+        if predictor is not None:
+            self._hooks.register(predictor[1], f"predictor {predictor[0]}")
         for plugin in plugins:
             self._hooks.register(plugin)
         self._state = State(self.limits, self.blocks, self._hooks, seed, predict_s)
@@ -154,6 +159,8 @@ class Scheduler:
         self._not_while_building()
         max_tokens = self._feasible.check(request, self._state.requests, num_output_tokens)
         request.max_tokens = max_tokens
+        if self._hooks.predict_output is not None and request.predicted_output_tokens is None:
+            self._predict(request)
         answer: bool | Refusal = True
         try:
             answer = self._rules.arrival(request, self._num_steps)
@@ -187,6 +194,14 @@ class Scheduler:
         self._state.queue[request] = None
         if self._hooks.request_arrived:
             self._state.tell(self._hooks.request_arrived, request)
+
+    def _predict(self, request: Request) -> None:
+        try:
+            request.predicted_output_tokens = self._rules.prediction(request, self._num_steps)
+        except PolicyError as error:
+            if self._on_policy_error == "raise":
+                raise
+            self._policy_fault(error)
 
     def abort(self, request_id: str, *, error: str | None = None) -> Request:
         """End a request at once, whatever it is doing; its blocks are free when this returns.

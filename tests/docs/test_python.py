@@ -147,7 +147,7 @@ def test_policies_and_observers_of_the_pages_work(page: Path, space: ModuleType)
             ended = run_to_the_end(cls(), [], seed)
             assert set(ended.values()) == {"length"} and len(ended) == 40
     if others:
-        ended = run_to_the_end(next(iter(policies.values()))(), [cls() for cls in others.values()], 1)
+        ended = run_to_the_end(next(iter(policies.values()), Policy)(), [cls() for cls in others.values()], 1)
         assert len(ended) == 40
 
 

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from batchwright import HOLD, Policy, Refusal, RefusedRequestError, Request, Step, StepResult, hookimpl, hookspecs
+from batchwright import (
+    HOLD,
+    Policy,
+    Predictor,
+    Refusal,
+    RefusedRequestError,
+    Request,
+    Step,
+    StepResult,
+    hookimpl,
+    hookspecs,
+)
 from batchwright.hookspecs import DECISIONS, HOOKS, OBSERVERS, REGISTRATIONS
 from batchwright.plugins import load_plugins
 from fake_plugins import FakePoint, fake_entry, module_of
@@ -134,6 +145,18 @@ def test_arrival_decides_who_is_taken() -> None:
     assert tape.reasons == {"short": "length"}
 
 
+@fires("predict_output")
+def test_predict_output_decides_what_is_expected_of_a_request() -> None:
+    class Tens(Policy):
+        @hookimpl
+        def predict_output(self, request: Request) -> int | None:
+            return 10 if request.request_id != "c" else None
+
+    engine, tape = make_engine(Tens())
+    play(engine, [make_request("a", 4, 2), make_request("b", 4, 2, predicted_output_tokens=3), make_request("c", 4, 2)])
+    assert [tape.requests[i].predicted_output_tokens for i in "abc"] == [10, 3, None]
+
+
 @fires("step_started")
 def test_step_started_fires_before_each_step() -> None:
     calls = observe("step_started")
@@ -203,6 +226,14 @@ def test_register_policies_fires_when_plugins_are_loaded() -> None:
 def test_register_backends_fires_when_plugins_are_loaded() -> None:
     entry = fake_entry()
     assert _registered("register_backends", entry).backend("mine") is entry
+
+
+@fires("register_predictors")
+def test_register_predictors_fires_when_plugins_are_loaded() -> None:
+    class Mine(Predictor):
+        pass
+
+    assert _registered("register_predictors", Mine).predictor("mine") is Mine
 
 
 @fires("register_workloads")

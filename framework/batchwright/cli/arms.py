@@ -17,7 +17,7 @@ from batchwright.config_sources import ConfigSources
 from batchwright.effective import Effective, effective_settings
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.plugins import Plugins, load_plugins
-from batchwright.resolve import parse_arm, resolve_policy
+from batchwright.resolve import parse_arm, resolve_policy, resolve_predictor
 
 if TYPE_CHECKING:
     from batchwright.active_policy import ActivePolicy
@@ -56,12 +56,13 @@ class Arm:
         return resolve_policy(self.config.policy, self.plugins)
 
     def check(self) -> Effective:
-        """Whether policy, plugins and backend exist, before anything runs; the settings as far as they are known.
+        """Whether all that it names exists, before anything runs; the settings as far as they are known.
 
         Raises:
             ConfigError, PluginError: what is wrong with it.
         """
-        effective = effective_settings(self.config, self.policy(), self.origins)
+        predictor = resolve_predictor(self.config.predict, self.plugins)
+        effective = effective_settings(self.config, self.policy(), self.origins, predictor)
         for name in self.config.plugins:
             self.plugins.active(name)
         self.plugins.backend(self.config.backend.partition(":")[0])

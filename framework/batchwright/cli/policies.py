@@ -149,6 +149,8 @@ def _type(field: dict[str, Any]) -> str:
     """A JSON Schema in words: ``integer >= 1 or null``."""
     if "anyOf" in field:
         return " or ".join(_type(part) for part in field["anyOf"])
+    if "const" in field:
+        return _value(field["const"])
     if "enum" in field:
         return " or ".join(map(_value, field["enum"]))
     words = str(field.get("type", field.get("$ref", "any").rpartition("/")[2]))

@@ -18,6 +18,7 @@ from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.settings import differing_settings
 from batchwright.lab.verdict import BETTER, NO_DIFFERENCE, NOT_SHOWN, NOT_TESTED, WORSE, Verdict
+from batchwright.predictor import NO_PREDICTIONS
 
 SHOWN = (
     *(f"{kind}_{latency}_ms" for latency in ("ttft", "itl", "tpot", "e2el") for kind in ("mean", "median", "p99")),
@@ -89,11 +90,13 @@ def _header(runs: Sequence[RunRecord]) -> Iterator[RenderableType]:
     requests = workload.get("num_requests", len(base.requests))
     limits = [{name: getattr(run.limits, name) for name in LIMITS} for run in runs]
     common = [f"{name} {_value(limits[0][name])}" for name in LIMITS if all(x[name] == limits[0][name] for x in limits)]
+    predictions = [run.predictions for run in runs]
     grid = Table.grid(padding=(0, 1))
     for name, value in (
         ("workload", f"{workload.get('name', '?')} ({requests} requests{speedup}, hash {workload.get('hash', '?')})"),
         ("backend", _one([run.backend + ("" if run.virtual_time else ", real time") for run in runs], runs)),
         ("max_tokens", _one([run.declared_max_tokens for run in runs], runs)),
+        *([("predicted", _one(predictions, runs))] if set(predictions) != {NO_PREDICTIONS} else []),
         ("limits", ", ".join(common)),
     ):
         grid.add_row(Text(name, style="dim"), Text(value))

@@ -10,6 +10,7 @@ from typing import Any
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
+from batchwright.predictor import NO_PREDICTIONS
 from batchwright.version import RECORD_VERSION
 
 
@@ -41,6 +42,7 @@ class RunRecord:
         limits: the sizes in effect.
         workload: name, source, hash, speedup and number of requests of the workload.
         declared_max_tokens: the rule for declared limits, in words.
+        predictions: where predicted output lengths come from, in words; an oracle is called one.
         virtual_time: whether the clock was a simulator's.
         offered: what was asked, in order of arrival.
         requests: what became of each, in the same order.
@@ -68,6 +70,7 @@ class RunRecord:
     batches: array[int]
     events: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    predictions: str = NO_PREDICTIONS
     duration_ns: int = 0
     stopped: str | None = None
     version: int = RECORD_VERSION
@@ -86,6 +89,7 @@ class RunRecord:
             "backend": self.backend,
             "workload": self.workload,
             "declared_max_tokens": self.declared_max_tokens,
+            "predictions": self.predictions,
             "virtual_time": self.virtual_time,
             "duration_s": self.duration_s,
             "stopped": self.stopped,
@@ -121,6 +125,7 @@ class RunRecord:
                 limits=RunLimits(**value["limits"]),
                 workload=dict(value["workload"]),
                 declared_max_tokens=value["declared_max_tokens"],
+                predictions=value.get("predictions", NO_PREDICTIONS),  # records of before there were any have no word
                 virtual_time=value["virtual_time"],
                 offered=_all(OfferedRecord, value["offered"]),
                 requests=_all(RequestRecord, value["requests"]),

@@ -16,6 +16,7 @@ from batchwright.lab.materialize import MODEL, Offer, describe_declared, offers
 from batchwright.lab.recorder import Recorder
 from batchwright.lab.run_record import RunLimits, RunRecord
 from batchwright.lab.workload import Workload
+from batchwright.predictor import describe_predictions
 
 if TYPE_CHECKING:
     from batchwright.backend import Backend
@@ -101,6 +102,7 @@ def run_arm(
         )
         drive = _Drive(engine, recorder, coming, len(workload), name, progress)
         stopped = drive.run(max_steps, None if max_seconds is None else start_ns + round(max_seconds * 1e9))
+        engine.collect()  # with overlap a step may be under way
         duration_ns = engine.clock.now_ns() - start_ns
         drive.offer_rest()
         return RunRecord(
@@ -118,6 +120,7 @@ def run_arm(
             ),
             workload=_about(workload),
             declared_max_tokens=rule,
+            predictions=_about_predictions(engine, workload),
             virtual_time=isinstance(engine.clock, VirtualClock),
             requests=recorder.finish(interrupted=stopped == "interrupted"),
             offered=recorder.offered,
@@ -202,6 +205,13 @@ class _Drive:
             self._engine.add_request(offer.request, num_output_tokens=offer.num_output_tokens)
         except RequestError as error:
             self._recorder.refuse(offer.request, error)
+
+
+def _about_predictions(engine: Engine, workload: Workload) -> str:
+    one = engine.predictor
+    named = (str(engine.effective.values["predict"]["use"]), one) if one is not None else None
+    num_given = sum(row.predicted_output_tokens is not None for row in workload.rows)
+    return describe_predictions(named, num_given, len(workload))
 
 
 def _about(workload: Workload) -> dict[str, Any]:

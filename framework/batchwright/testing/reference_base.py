@@ -11,7 +11,7 @@ from batchwright.backend import StepResult
 from batchwright.batch import Batch
 from batchwright.errors import PolicyError, RefusedRequestError, UnknownRequestError
 from batchwright.feasibility import Feasibility
-from batchwright.hookspecs import HOLD, Refusal
+from batchwright.hookspecs import HOLD, IN_STEP, Refusal
 from batchwright.limits import Limits
 from batchwright.request import FINISHED, WAITING, Request
 from batchwright.resolve import default_policy
@@ -62,6 +62,8 @@ class ReferenceBase:
         """Take a request that could fit, unless the policy refuses it."""
         ids = [r.request_id for r in (*self.waiting, *self.running)]
         request.max_tokens = self._feasible.check(request, ids, num_output_tokens)
+        if request.predicted_output_tokens is None:
+            request.predicted_output_tokens = self._predict(request)
         try:
             answer = self.ask("arrival", request=request)
             self.check(answer in (None, True) or isinstance(answer, Refusal), "arrival", "type", answer)
@@ -79,6 +81,17 @@ class ReferenceBase:
         request._state = WAITING
         self.waiting.append(request)
         self.tell("request_arrived", request=request)
+
+    def _predict(self, request: Request) -> int | None:
+        try:
+            answer = self.ask("predict_output", request=request)
+            self.check(answer is None or type(answer) is int, "predict_output", "type", answer)
+            self.check(answer is None or answer >= 0, "predict_output", "range", answer)
+        except PolicyError:
+            if self._on_policy_error == "raise":
+                raise
+            self.num_policy_faults, answer = self.num_policy_faults + 1, None
+        return cast("int | None", answer)
 
     def abort(self, request_id: str, *, error: str | None = None) -> None:
         """End a request, whatever it is doing; between ``schedule`` and ``update`` its row's token is dropped."""
@@ -188,7 +201,7 @@ class ReferenceBase:
 
     def fault(self, hook: str, rule: str, value: object) -> PolicyError:
         """What a broken rule raises."""
-        name, step = type(self.decider).__name__, self._num_steps if hook == "arrival" else self.step.index
+        name, step = type(self.decider).__name__, self._num_steps if hook not in IN_STEP else self.step.index
         return PolicyError(repr(value), plugin=name, hook=hook, step=step, rule=rule, value=value)
 
     def ask_offers(self, step: View) -> Iterator[Request]:

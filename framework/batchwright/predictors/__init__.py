@@ -1,0 +1,1 @@
+"""The predictors that come with Batchwright, one a file."""
