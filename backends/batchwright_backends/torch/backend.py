@@ -60,6 +60,8 @@ class TorchBackend(Backend):
         choice: which attention kernel runs, and why.
     """
 
+    gives_logprobs = True
+
     def __init__(self, name: str, loaded: LoadedModel, choice: Choice, runner: Runner, capacity: Capacity) -> None:
         self.name = name
         self.tokenizer = loaded.tokenizer
@@ -153,7 +155,7 @@ class TorchBackend(Backend):
         token_ids: list[int] = sampled.tokens.tolist()
         finite: list[bool] = sampled.finite.tolist()
         failed = {} if all(finite) else dict(_failures(handle.request_ids, finite))
-        return StepResult(token_ids, elapsed_ns, failed)
+        return StepResult(token_ids, elapsed_ns, failed, None if sampled.logprobs is None else sampled.logprobs.read())
 
     def held_bytes(self) -> dict[str, int]:
         """What holds memory between steps."""

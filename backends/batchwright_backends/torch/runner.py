@@ -6,7 +6,7 @@ queues the model, ``sample`` queues the choice of tokens and their way back. On 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from batchwright_backends.torch.graphs import DecodeGraphs
 from batchwright_backends.torch.inputs import DirectUpload, StepInputs, StepTensors
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kv_cache import KVCache
+from batchwright_backends.torch.logprobs import Logprobs, LogprobsPlan
 from batchwright_backends.torch.sampling import SamplingPlan, sample
 
 _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
@@ -33,6 +34,7 @@ class Prepared:
     Attributes:
         inputs: on the host.
         sampling: how the rows that sample do so; None: none does, or only their logits are wanted.
+        logprobs: which of them want log-probabilities; None: none does.
         fresh: int64, blocks to clear first; None: none.
         graph: the size of the recorded batch that runs, and what it reads; None: the model runs.
         tensors: for the model.
@@ -41,6 +43,7 @@ class Prepared:
 
     inputs: StepInputs
     sampling: SamplingPlan | None
+    logprobs: LogprobsPlan | None
     fresh: torch.Tensor | None
     graph: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None
     tensors: StepTensors | None
@@ -54,11 +57,13 @@ class Sampled:
     Attributes:
         tokens: int64[m] on the host, once ``done``; None: no row samples.
         finite: bool[m], rows whose logits are all finite.
+        logprobs: of the rows that want them; None: none does.
         done: when they are there, and with them the step.
     """
 
     tokens: torch.Tensor | None
     finite: torch.Tensor | None
+    logprobs: Logprobs | None
     done: Event
 
 
@@ -72,6 +77,7 @@ class Runner:
         cache: K and V.
         device: where they are.
         graphs: recorded steps of decodes; None: the model runs each step.
+        announce: is told of each step before it runs: other ranks run it too; None: there are none.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Runner:
         self.cache = cache
         self.device = device
         self.graphs: DecodeGraphs | None = None
+        self.announce: Callable[[StepInputs], None] | None = None
         self._keeps_logits = probe.keeps_logits(model)
         spare_the_padding_check(model)
         self._staging = Staging(device) if device.is_accelerator else None
@@ -132,6 +139,8 @@ class Runner:
         """
         if self._staging is not None:
             self._staging.begin()
+        if self.announce is not None:
+            self.announce(inputs)
         inputs.upload = self._upload
         fresh = self.cache.fresh_blocks(inputs.slots)
         tensors = plan = graph = None
@@ -141,9 +150,13 @@ class Runner:
         else:
             tensors = inputs.tensors(self.device.device)
             plan = self.kernel.plan(inputs, self.cache)
+        sampling = logprobs = None
+        if params is not None and len(inputs.sampled):
+            sampling, logprobs = SamplingPlan(params, self._upload), LogprobsPlan.of(params, self._upload)
         step = Prepared(
             inputs=inputs,
-            sampling=SamplingPlan(params, self._upload) if params is not None and len(inputs.sampled) else None,
+            sampling=sampling,
+            logprobs=logprobs,
             fresh=None if fresh is None else self._upload.put(fresh),
             graph=graph,
             tensors=tensors,
@@ -167,9 +180,10 @@ class Runner:
     def sample(self, logits: torch.Tensor, step: Prepared) -> Sampled:
         """Queue the choice of tokens, and their copy to the host."""
         if step.sampling is None:
-            return Sampled(None, None, self.device.mark())
+            return Sampled(None, None, None, self.device.mark())
         tokens, finite = sample(logits, step.sampling)
-        return Sampled(self.device.to_host(tokens), self.device.to_host(finite), self.device.mark())
+        logprobs = None if step.logprobs is None else Logprobs.compute(logits, tokens, step.logprobs, self.device)
+        return Sampled(self.device.to_host(tokens), self.device.to_host(finite), logprobs, self.device.mark())
 
     def _run_model(self, tensors: StepTensors, plan: Any) -> torch.Tensor:
         """Logits [m, vocabulary]."""

@@ -65,8 +65,15 @@ FILTERS = [
 ]
 
 
+@pytest.mark.parametrize("way", ["cpu", "few", "gpu"])
 @pytest.mark.parametrize("options", FILTERS, ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "plain")
-def test_the_distribution_is_the_filtered_softmax(options: dict[str, Any]) -> None:
+def test_the_distribution_is_the_filtered_softmax(
+    options: dict[str, Any], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "few":
+        monkeypatch.setattr(sampling, "FEW", 2)
+    elif way == "gpu":
+        monkeypatch.setattr(sampling, "_is_cpu", lambda tensor: False)
     logits = np.random.default_rng(0).normal(0, 2, 40).astype(np.float32)
     want = reference(logits, **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options})
     draws = 20_000
@@ -87,6 +94,24 @@ def test_greedy_takes_the_first_of_the_best(dtype: torch.dtype) -> None:
     assert tokens[2] == 4
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 16, 40, 64])
+def test_a_draw_is_where_the_running_sum_exceeds_it(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the chunks, and where whole chunks have no weight."""
+    monkeypatch.setattr(sampling, "CHUNK", chunk)
+    rng = np.random.default_rng(3)
+    weights = rng.random((400, 40)) * (rng.random((400, 40)) < 0.3)
+    weights[:, 20:28] = 0.0
+    weights[:, 13] += 1e-3
+    weights = weights.astype(np.float32)
+    share = np.concatenate((rng.random(398), [0.0, 1 - 2**-53]))
+    got = sampling._first_past(torch.from_numpy(weights), torch.from_numpy(share)[:, None]).numpy()
+    sums = weights.astype(np.float64).cumsum(-1)
+    want = (sums <= share[:, None] * sums[:, -1:]).sum(-1)
+    assert (np.take_along_axis(weights, got[:, None], 1) > 0).all()
+    assert (got[:-1] == want[:-1]).all()
+    assert got[-1] == np.flatnonzero(weights[-1])[-1]
+
+
 def test_of_equal_tokens_the_lower_id_is_the_likelier() -> None:
     logits = torch.zeros(300, 12)
     logits[:, 5] = 3.0
@@ -105,9 +130,11 @@ def test_top_p_of_flat_and_peaked_rows_together() -> None:
     assert set(tokens[::2].tolist()) == set(np.flatnonzero(reference(logits, 1.0, 0, 0.8, 0.0)))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("way", ["cpu", "few", "gpu"])
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_draw_depends_on_its_own_row_alone(data: st.DataObject) -> None:
+def test_a_draw_depends_on_its_own_row_alone(way: str, data: st.DataObject) -> None:
+    """Each in any way of cutting: alone and together, whatever the others want, it is the same token."""
     rows = data.draw(st.integers(2, 8))
     options = [
         {
@@ -120,9 +147,17 @@ def test_a_draw_depends_on_its_own_row_alone(data: st.DataObject) -> None:
         }
         for _ in range(rows)
     ]
-    logits = torch.from_numpy(np.random.default_rng(rows).normal(0, 3, (rows, 100)).astype(np.float32))
-    together, _ = sample(logits, params(rows, **{k: [o[k] for o in options] for k in options[0]}))
+    spread = data.draw(st.sampled_from([0.1, 3.0]))
+    logits = torch.from_numpy(np.random.default_rng(rows).normal(0, spread, (rows, 100)).astype(np.float32))
+    if data.draw(st.booleans()):
+        logits = logits.round(decimals=0)  # many of the same weight
     alone = [sample(logits[i : i + 1], params(1, **options[i]))[0].item() for i in range(rows)]
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "few":
+            patch.setattr(sampling, "FEW", 1)
+        elif way == "gpu":
+            patch.setattr(sampling, "_is_cpu", lambda tensor: False)
+        together, _ = sample(logits, params(rows, **{k: [o[k] for o in options] for k in options[0]}))
     assert together.tolist() == alone
 
 
