@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_NO_PYTHON_VERSION_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough check bench docs wheel clean
+.PHONY: help setup demo test test-thorough coverage check bench docs wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -52,6 +52,15 @@ test-thorough: $(VENV)/dev $(VENV)/model  ## property tests over 100,000 steps, 
 	@BATCHWRIGHT_PROPERTY_STEPS=100000 $(BIN)/python -m pytest tests/testing/test_against_reference.py $(ARGS)
 	@BATCHWRIGHT_RANDOM_WORKLOADS=500 $(BIN)/python -m pytest tests/policies/test_random_workloads.py $(ARGS)
 	@BATCHWRIGHT_COMPOSITIONS=20 $(BIN)/python -m pytest tests/policies/test_composition.py $(ARGS)
+
+coverage: $(VENV)/dev  ## branch coverage of the policies and the hook manager, which must be whole
+	@# test_complexity.py counts lines with a tracer of its own, which turns this one off.
+	@BATCHWRIGHT_RANDOM_WORKLOADS=3 COVERAGE_FILE=$(VENV)/coverage $(BIN)/coverage run -m pytest --quiet tests/policies \
+		tests/plugins/test_binding.py tests/plugins/test_hooks.py tests/plugins/test_loading.py \
+		tests/plugins/test_policy_files.py tests/lab/test_predictions.py tests/core/test_effective.py \
+		tests/scenarios/test_liveness.py \
+		--ignore tests/policies/test_complexity.py $(ARGS)
+	@COVERAGE_FILE=$(VENV)/coverage $(BIN)/coverage report
 
 check: $(VENV)/dev  ## lint, format, types, import arrows
 	@$(BIN)/ruff check .

@@ -116,12 +116,9 @@ def is_stationary(policy: Policy) -> bool:
 
     A class that decides something else than the one it inherits from must say it again.
     """
-    for cls in type(policy).__mro__:
-        if "stationary" in vars(cls):
-            break
-        if any(hook in vars(cls) for hook in DECISIONS):
-            return False
-    return policy.stationary
+    order = type(policy).__mro__
+    said = next(place for place, cls in enumerate(order) if "stationary" in vars(cls))
+    return policy.stationary and not any(hook in vars(cls) for cls in order[:said] for hook in DECISIONS)
 
 
 def is_policy_class(value: object) -> bool:

@@ -210,12 +210,10 @@ class Ranked(Ordered):
         if nobody_moved and not self._residents.any_after(step, rank):
             return HOLD
         lacking = step.blocks_needed(request, request.num_tokens) - step.free_blocks
-        worst = None
-        for other, victim in self._residents.worst_first(step):
-            if not rank < other:
-                break
-            worst = worst or victim
-            lacking -= len(victim.block_table)
+        worst, places = None, self._residents.worst_first(step)
+        while (place := next(places, None)) is not None and rank < place[0]:
+            worst = worst or place[1]
+            lacking -= len(place[1].block_table)
             if lacking <= 0:
                 return worst
         return HOLD

@@ -31,6 +31,10 @@ def test_a_single_implementation_is_called_directly() -> None:
     assert hooks.who("chunking") == "prefill_first"
 
 
+def test_without_a_word_it_is_the_default_policy() -> None:
+    assert resolve_policy(None).name == "prefill_first"
+
+
 def test_observers_are_called_directly_too() -> None:
     class Observer:
         name = "observer"

@@ -12,6 +12,7 @@ import pytest
 
 from batchwright import (
     HOLD,
+    InvalidRequestError,
     Policy,
     Predictor,
     Refusal,
@@ -43,6 +44,12 @@ def fires(hook: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
         return test
 
     return take
+
+
+def test_what_decisions_answer_beside_requests_and_numbers() -> None:
+    assert repr(HOLD) == "HOLD"
+    with pytest.raises(InvalidRequestError, match="gives its reason in words, not ''"):
+        Refusal("")
 
 
 class Told:

@@ -147,6 +147,10 @@ MODULE_FAULTS: dict[str, tuple[Any, list[str]]] = {
         _registers(backends={"tpu": 5}),
         ["backend 'tpu' must be a batchwright.BackendEntry, not 5"],
     ),
+    "a predictor is no predictor": (
+        _registers(predictors={"oracle": Plain}),
+        ["predictor 'oracle' must be a subclass of batchwright.Predictor, not <class"],
+    ),
     "a name cannot be written": (
         _registers(policies={"s j f": Plain}),
         ["'s j f' cannot name one of policies: letters, digits, '_', '-' and '.' only"],
@@ -256,6 +260,7 @@ def test_plugins_load_in_the_order_of_their_names_and_say_what_they_bring() -> N
     assert plugins.origin == {("policies", "one"): "a", ("backends", "tpu"): "a", ("policies", "two"): "b"}
     assert plugins.plugins["a"].distribution == "dist-a 1.0"
     assert plugins.plugins["c"].active_hooks == ("step_started",) and plugins.plugins["a"].active_hooks == ()
+    assert plugins.active("c") is plugins.plugins["c"].value
 
 
 def test_names_that_are_not_there_get_the_nearest() -> None:
@@ -286,6 +291,10 @@ class Annotated(Policy):
         return 0
 
     @hookimpl
+    def arrival(self, request: Request) -> None:
+        """Always declines."""
+
+    @hookimpl
     def request_finished(self) -> None:
         """Takes nothing."""
 
@@ -298,4 +307,5 @@ def test_right_annotations_pass() -> None:
 
     Annotated.preemption = hookimpl(preemption)  # type: ignore[attr-defined]
     preemption.__annotations__["return"] = Marked[Request | None, "the victim"]
+    Annotated.reservation.__annotations__["step"] = "Undefined"  # as it stands where annotations are evaluated late
     assert load_plugins(points=[FakePoint("acme", _registers(policies={"sjf": Annotated}))]).policies

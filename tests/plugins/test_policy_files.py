@@ -101,6 +101,12 @@ def test_files_that_cannot_be(tmp_path: Path, file: Path) -> None:
             resolve_policy(spec)
 
 
+def test_a_file_that_is_not_of_python(tmp_path: Path) -> None:
+    (tmp_path / "odd.py:notes.txt").write_text("words")
+    with pytest.raises(ConfigError, match=r"notes\.txt is not a Python file"):
+        resolve_policy({"use": f"{tmp_path}/odd.py:notes.txt:Cls"})
+
+
 def test_a_misspelt_hook_in_a_file(tmp_path: Path) -> None:
     path = _write(
         tmp_path,

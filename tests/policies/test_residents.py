@@ -135,6 +135,24 @@ def test_without_a_word_on_it_each_step_looks_at_all() -> None:
     assert policy.looks >= 8
 
 
+def test_where_it_is_known_of_some_only_each_step_looks_at_all() -> None:
+    policy = Marks()
+    scheduler = eight_and_one(policy, num_waiting=2)
+    steps(scheduler, 1)
+    policy.holds = None  # of the one that comes now
+    scheduler.abort("j2")
+    steps(scheduler, 1)
+    policy.marks["j3"] = 6
+    assert steps(scheduler, 1) == ["j3"]
+
+
+def test_a_newcomer_that_lacks_room_where_nobody_is_resident_is_held() -> None:
+    policy = Marks()
+    scheduler = make_scheduler(policy)
+    scheduler.add(Job("j0", 4, 60).request())
+    assert policy.preemption(scheduler.step, scheduler.waiting[0]) is HOLD
+
+
 @pytest.mark.parametrize("holds", [0, 1, 5])
 def test_a_rank_that_rises_is_seen_when_it_may_have(holds: int) -> None:
     policy = Marks(holds)

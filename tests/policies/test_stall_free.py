@@ -92,6 +92,18 @@ def test_more_decodes_than_the_chunk_holds():
     assert step(scheduler) == [("d", 1), ("e", 1)]
 
 
+def test_decodes_that_fill_the_chunk_stop_a_cut_prompt():
+    scheduler = make(20)
+    for name in "ab":
+        add(scheduler, name, 2, max_tokens=4)
+    add(scheduler, "c", 40)
+    assert step(scheduler) == [("a", 2), ("b", 2), ("c", 16)]
+    scheduler.swap_policy(StallFree(chunk_size=2))
+    assert step(scheduler) == step(scheduler) == [("a", 1), ("b", 1)]
+    assert step(scheduler) == [("a", 1), ("b", 1)]
+    assert step(scheduler) == [("c", 2)]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_step_exceeds_the_chunk_and_no_decode_waits(seed):
     rng = random.Random(seed)

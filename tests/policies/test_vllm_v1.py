@@ -53,6 +53,16 @@ def test_residents_first_then_waiting_ones():
     assert step(scheduler) == [("a", 1), ("b", 4)]
 
 
+def test_by_priority_who_evicts_itself_stops_those_behind_it():
+    scheduler = make(VllmV1(scheduling_policy="priority"), num_blocks=5)
+    add(scheduler, "worst", 7, max_tokens=4, priority=9)
+    assert step(scheduler) == [("worst", 7)]
+    add(scheduler, "best", 10, max_tokens=4, priority=1)
+    assert step(scheduler) == [("worst", 1), ("best", 10)]
+    assert step(scheduler) == [] and victims(scheduler) == ["worst"]  # best had room for its token
+    assert step(scheduler) == [("best", 1)]
+
+
 def test_a_cap_binds_only_while_somebody_else_is_there():
     scheduler = make(VllmV1(long_prefill_token_threshold=4096), num_blocks=10_000, max_num_batched_tokens=16_384)
     add(scheduler, "a", 16_000)
