@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,37 @@ def test_victims_differ(cli: Cli, write: Write) -> None:
     assert result()["num_equal_steps"] > 0
     evicted = next(line for line in answer.out.splitlines() if line.startswith("evicted"))
     assert first["preempted"][0] in evicted and second["preempted"][0] in evicted
+
+
+MINE = """
+from batchwright import HOLD, hookimpl
+from batchwright_policies.prefill_first import PrefillFirst
+
+class Mine(PrefillFirst):
+    @hookimpl
+    def preemption(self, step, request):
+        {comment}
+        if request.is_waiting:
+            return HOLD
+        return step.evictable[{victim}] if step.evictable else request
+"""
+
+
+def test_an_edit_that_changes_nothing_is_said_to_change_nothing(cli: Cli, write: Write) -> None:
+    """The same file before and after an edit, under one name in two folders."""
+    Path("old").mkdir()
+    Path("new").mkdir()
+    write("old/mine.py", MINE.format(comment="# TODO: think", victim=-1))
+    write("new/mine.py", MINE.format(comment="# whoever came last has the least to lose", victim=-1))
+    args = ["--workload", TIGHT, "--set", "num_blocks=40"]
+    answer = cli("diff", "old/mine.py:Mine", "new/mine.py:Mine", *args)
+    assert answer.code == 0
+    found = re.fullmatch(
+        r"no difference in (\d+) steps between mine.py:Mine \(A\) and mine.py:Mine \(B\)\n", answer.out
+    )
+    assert found is not None and int(found[1]) > 100
+    write("new/mine.py", MINE.format(comment="# whoever came first has had the most", victim=0))
+    assert cli("diff", "old/mine.py:Mine", "new/mine.py:Mine", *args).code == 1
 
 
 def test_what_counts_as_a_difference() -> None:

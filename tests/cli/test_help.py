@@ -13,7 +13,10 @@ from batchwright.cli.app import app
 
 from .conftest import Cli
 
-COMMANDS = ("ab", "run", "diff", "replay", "check", "new-policy", "policies", "backends", "plugins", "config")
+COMMANDS = (
+    *("ab", "run", "diff", "play", "explain", "replay", "check", "new-policy", "policies", "backends", "plugins"),
+    "config",
+)
 ROOT = typer.main.get_command(app)
 
 

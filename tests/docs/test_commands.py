@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -73,6 +74,7 @@ def test_commands_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # play reads it
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     for name, text in {**SAMPLES, **files_of(page)}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")

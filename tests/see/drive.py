@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from batchwright.errors import BatchwrightError, PolicyError
@@ -26,8 +29,8 @@ SHIPPED = [n for n in sorted(PLUGINS.policies) if PLUGINS.origin["policies", n] 
 
 def shipped(name: str) -> Any:
     """A shipped policy that decides on a small engine."""
-    params = {"stall_free": {"chunk_size": 6}, "vllm_v1": {"long_prefill_token_threshold": 5}}
-    return PLUGINS.policy(name)(**params.get(name, {}))
+    params: dict[str, Any] = {"stall_free": {"chunk_size": 6}, "vllm_v1": {"long_prefill_token_threshold": 5}}
+    return PLUGINS.policy(name).from_values(params.get(name, {}))
 
 
 def some_scheduler(rng: random.Random, policy: Any, **settings: Any) -> Scheduler:
@@ -144,6 +147,22 @@ class Run:
         else:
             scheduler.update(batch, tokens, self.now + 5)
         self.check(there, step, rows)
+
+    def policy_log(self) -> Any:
+        """What a policy that decides by chance has seen and drawn."""
+        (policy,) = {id(p): p for p in self.scheduler.policy.slots.values()}.values()
+        return policy.log if isinstance(policy, RandomPolicy) else None
+
+    def unfinished_by(self, path: Path) -> list[str]:
+        """Who has not ended, by a file of reasons."""
+        there: dict[str, None] = {}
+        raw = path.read_bytes()
+        for line in map(json.loads, (gzip.decompress(raw) if path.suffix == ".gz" else raw).splitlines()):
+            if "arrived" in line:
+                there[line["arrived"]] = None
+            for name in [line.get("ended"), *line.get("finished", {})]:
+                there.pop(name, None)
+        return list(there)
 
     def abort_some(self) -> None:
         there = sorted(self.scheduler._state.requests)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import ab, backends, check, config, diff, new_policy, plugins, policies, replay, run
+from batchwright.cli import ab, backends, check, config, diff, explain, new_policy, play, plugins, policies, replay, run
 from batchwright.cli.options import Debug
 from batchwright.cli.program import Program, show_help
 
@@ -53,6 +53,8 @@ def batchwright(
 app.command()(ab.ab)
 app.command()(run.run)
 app.command()(diff.diff)
+app.command()(play.play)
+app.command()(explain.explain)
 app.command()(replay.replay)
 app.command()(check.check)
 app.command("new-policy")(new_policy.new_policy)

@@ -34,6 +34,7 @@ def run_experiment(
     stop: StopOptions,
     output: OutputOptions,
     record: Path | None = None,
+    explain: Path | None = None,
 ) -> int:
     """Run the arms, print the report and write the files; returns the exit code.
 
@@ -42,6 +43,7 @@ def run_experiment(
     """
     check_writable(output.json_file, "--json")
     check_writable(record, "--record")
+    check_writable(explain, "--explain")
     arms = make_arms(texts, engine)
     if not texts[0]:  # run without an arm
         arms = [replace(arms[0], label=arms[0].policy().name)]
@@ -59,7 +61,7 @@ def run_experiment(
         runs: list[RunRecord] = []
         try:
             for arm in arms:
-                runs.append(_run(arm, rows, options, record))
+                runs.append(_run(arm, rows, options, record, explain))
                 if runs[-1].stopped == "interrupted":
                     break
         except KeyboardInterrupt:  # while an arm was made, before it ran
@@ -73,13 +75,19 @@ def run_experiment(
     return INTERRUPTED if len(runs) < len(arms) else _exit_code(comparison)
 
 
-def _run(arm: Arm, workload: Workload, options: Mapping[str, Any], record: Path | None) -> RunRecord:
-    if record is None:
-        return run_arm(arm.config, workload, arm=arm.label, origins=arm.origins, installed=arm.plugins, **options)
+def _run(
+    arm: Arm, workload: Workload, options: Mapping[str, Any], record: Path | None, explain: Path | None
+) -> RunRecord:
     with contextlib.ExitStack() as stack:
 
         def on_engine(engine: Engine) -> None:
-            stack.enter_context(DecisionRecorder(record, engine.scheduler, case=arm.label))
+            if record is not None:
+                stack.enter_context(DecisionRecorder(record, engine.scheduler, case=arm.label))
+            if explain is not None:
+                from batchwright.trace import ReasonRecorder
+
+                backend = engine.backend.name
+                stack.enter_context(ReasonRecorder(explain, engine.scheduler, arm=arm.label, backend=backend))
 
         return run_arm(
             arm.config,

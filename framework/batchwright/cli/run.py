@@ -22,6 +22,10 @@ def run(
         Path | None,
         typer.Option("--record", metavar="FILE", help="Write every decision, for batchwright replay."),
     ] = None,
+    explain: Annotated[
+        Path | None,
+        typer.Option("--explain", metavar="FILE", help="Write why each request ran or not, for batchwright explain."),
+    ] = None,
 ) -> None:
     """Run one policy on a workload.
 
@@ -33,13 +37,15 @@ def run(
       batchwright run stall_free --workload trace.csv --limit 1000
       batchwright run vllm_v1 --slo ttft=1.0,tpot=0.05 --json out.json
       batchwright run my_policy.py:Mine --limit 50 --record decisions.jsonl.gz
+      batchwright run stall_free --limit 50 --explain why.jsonl
 
     It prints the figures of the run and what the load was like. --json writes the record of every request and step.
     --record writes what the policy decided in every step; batchwright replay then tells whether it still decides so.
+    --explain writes what became of every request in every step and who settled it; batchwright explain tells it.
 
     Exit code: 0; 1 when requests failed or none finished; 2 for a wrong command line or config; 130 after Ctrl-C, which
     prints what there is.
     """
     from batchwright.cli.experiment import run_experiment
 
-    raise typer.Exit(run_experiment([arm], engine, workload, stop, output, record))
+    raise typer.Exit(run_experiment([arm], engine, workload, stop, output, record, explain))

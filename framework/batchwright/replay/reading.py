@@ -47,6 +47,16 @@ def read_cases(path: str | Path) -> Iterator[Case]:
         raise CasesError(f"{path}: it holds no cases")
 
 
+def is_recording(path: str | Path) -> bool:
+    """Whether a file begins as a file of cases does, in any format that is known."""
+    try:
+        with _open(Path(path)) as file:
+            data = json.loads(next((line for line in file if line.strip()), b""))
+    except (OSError, EOFError, zlib.error, ValueError):
+        return False
+    return isinstance(data, dict) and any(knows(data) for knows, _ in _FORMATS)
+
+
 def _open(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         is_gzipped = file.read(2) == b"\x1f\x8b"

@@ -65,7 +65,7 @@ def replay_case(
     def policy_of(spec: Any) -> Policy | ActivePolicy:
         return _single(resolve_policy(spec, plugins))
 
-    first = _policy(case, policy, plugins, file)
+    first = case_policy(case, policy, plugins, file)
     settings = case.settings.arguments()
     predict_s = predictor(case)
     if predict_s is not None:
@@ -84,8 +84,12 @@ def replay_case(
     return step, None
 
 
-def _policy(case: Case, spec: Spec, plugins: Plugins, file: str) -> Policy | ActivePolicy:
-    """The policy of a case, with what the case says of its parameters."""
+def case_policy(case: Case, spec: Spec, plugins: Plugins, file: str) -> Policy | ActivePolicy:
+    """The policy of a case, with what the case says of its parameters.
+
+    Raises:
+        ConfigError, PluginError: no such policy, or neither the caller nor the case names one.
+    """
     if spec is None:
         if case.policy is None:
             raise ConfigError(

@@ -63,7 +63,7 @@ class ReasonRecorder:
         }
         self._write(head)
         self._add = scheduler.add
-        scheduler.add = self._add_and_note  # type: ignore[method-assign]
+        scheduler.add = self._add_and_note  # type: ignore[method-assign]  # no observer is told of refusals
         Witness.listen(scheduler, self)
         scheduler.register(self)
 
@@ -81,7 +81,7 @@ class ReasonRecorder:
             return
         self._undone()
         Witness.leave(self._scheduler, self)
-        self._scheduler.add = self._add  # type: ignore[method-assign]
+        vars(self._scheduler).pop("add", None)
         self._file.close()
 
     # Who comes and goes -------------------------------------------------------------------------------------

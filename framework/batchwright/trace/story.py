@@ -77,8 +77,10 @@ def read_story(path: str | Path, request_id: str) -> Story:
         raise CasesError(f"{path}: {found}; expected {FORMAT}, as batchwright run --explain FILE writes it")
     story = Story(request_id, str(head.get("arm")), head.get("policy") or {}, str(head.get("backend") or ""))
     teller = _Teller(request_id, story.chapters)
+    number = 1
     try:
-        for number, line in lines:  # noqa: B007 - read in the error
+        for place, line in lines:
+            number = place
             teller.hear(line)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CasesError(f"{path}, line {number}: {type(error).__name__}: {error}; it is no line of {FORMAT}") from None

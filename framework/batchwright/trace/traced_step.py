@@ -28,6 +28,7 @@ class TracedRequest:
         block_table: ids of its KV blocks when the batch was complete, in order.
         num_preemptions: times it was evicted, this step included.
         max_tokens: output tokens at most.
+        arrival_index: its place in the order of arrival, from 0.
         arrival_ns: when it arrived, in nanoseconds of the engine's clock.
         priority: lower goes first.
         client_id: whom it belongs to.
@@ -45,6 +46,7 @@ class TracedRequest:
     block_table: tuple[int, ...]
     num_preemptions: int
     max_tokens: int
+    arrival_index: int
     arrival_ns: int
     priority: int
     client_id: str | None

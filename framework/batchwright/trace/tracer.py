@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -86,7 +86,7 @@ class Tracer:
         )
 
 
-def trace(engine: Engine) -> Iterator[TracedStep]:
+def trace(engine: Engine) -> Generator[TracedStep, None, None]:
     """Step an engine while anybody is there, and give each step as it was; see ``Engine.trace``."""
     with Tracer(engine.scheduler) as tracer:
         while engine.has_unfinished():
@@ -109,6 +109,7 @@ def _look(request: Request, state: Literal["waiting", "prefilling", "decode"]) -
         "block_table": tuple(request.block_table),
         "num_preemptions": request.num_preemptions,
         "max_tokens": request.max_tokens,
+        "arrival_index": request.arrival_index,
         "arrival_ns": request.arrival_ns,
         "priority": request.priority,
         "client_id": request.client_id,
