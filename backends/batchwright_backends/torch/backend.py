@@ -20,6 +20,7 @@ from batchwright.errors import BackendError, ConfigError
 from batchwright_backends.torch import check, probe
 from batchwright_backends.torch.devices import device_of
 from batchwright_backends.torch.graphs import GraphChoice
+from batchwright_backends.torch.group import ALONE, Group
 from batchwright_backends.torch.kernels.choice import Choice, choose
 from batchwright_backends.torch.loading import LoadedModel, load, weight_bytes
 from batchwright_backends.torch.models import resolve
@@ -73,12 +74,13 @@ class TorchBackend(Backend):
         self._collected_ns = 0
 
     @classmethod
-    def create(cls, device_name: str, settings: BackendSettings) -> TorchBackend:
+    def create(cls, device_name: str, settings: BackendSettings, group: Group = ALONE) -> TorchBackend:
         """Load the model and take memory for its KV cache.
 
         Args:
             device_name: ``cpu`` or ``cuda``.
             settings: of the engine.
+            group: of ranks that share the model; without it, as many are started as ``tensor_parallel_size`` says.
 
         Raises:
             ConfigError: a setting is out of its range.
@@ -88,18 +90,23 @@ class TorchBackend(Backend):
         for field in ("block_size", "num_blocks", "max_model_len"):
             if (value := getattr(settings, field)) is not None and value < 1:
                 raise ConfigError(f"{field} must be at least 1, or left out, not {value}")
-        where = torch.device(device_name)
+        where = group.device(device_name)
         if where.type == "cuda" and not torch.cuda.is_available():
             raise BackendError(
                 f"cuda:{settings.target} cannot run here: torch finds no CUDA device; use cpu:{settings.target}"
             )
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
+        if options.tensor_parallel_size != group.size:
+            from batchwright_backends.torch.parallel import create_sharded
+
+            return create_sharded(device_name, settings)
         dtype = getattr(torch, options.dtype) if options.dtype else _DEFAULT_DTYPES[where.type]
         name = f"{device_name}:{settings.target}"
         source = resolve(settings.target)
         with torch_errors(f"loading {name}", LOWER_WEIGHTS):
-            loaded = load(source, dtype, where, load_format=options.load_format, seed=settings.seed)
+            loaded = load(source, dtype, where, load_format=options.load_format, seed=settings.seed, group=group)
+            group.meet()
             layers = probe.run(loaded.model, PROBE_TOKENS)
         choice = choose(options.attention, where, dtype, settings.block_size, list(layers.values()))
         block_size = settings.block_size or choice.kernel.default_block_size
@@ -107,7 +114,7 @@ class TorchBackend(Backend):
         device = device_of(where)
         graphs = GraphChoice.make(options.cuda_graphs, device, choice.kernel, settings.max_num_seqs)
         cache = make_cache(
-            settings, options, loaded.model, layers, choice.kernel, device, graphs, block_size, max_model_len
+            settings, options, loaded.model, layers, choice.kernel, device, graphs, block_size, max_model_len, group
         )
         text = loaded.model.config.get_text_config()
         capacity = Capacity(

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from batchwright.errors import BackendError
 from batchwright_backends.torch import dummy, probe
 from batchwright_backends.torch.attention import ATTENTION
+from batchwright_backends.torch.group import ALONE, Group
 from batchwright_backends.torch.models import ModelSource
 from batchwright_backends.torch.tokenizer import HFTokenizer
 from batchwright_backends.torch.torch_errors import is_out_of_memory
@@ -48,7 +49,13 @@ class LoadedModel:
 
 
 def load(
-    source: ModelSource, dtype: torch.dtype, device: torch.device, *, load_format: str = "auto", seed: int = 0
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
+    group: Group = ALONE,
 ) -> LoadedModel:
     """Load from safetensors or GGUF; no code of a model repository is run.
 
@@ -58,31 +65,32 @@ def load(
         device: of the weights.
         load_format: ``auto``, or ``dummy`` for random weights: then ``source`` needs nothing but ``config.json``.
         seed: of random weights.
+        group: of ranks that share the model; this one loads its shard.
 
     Raises:
         BackendError: transformers cannot load it, or its architecture cannot be run here.
     """
-    # trust_remote_code is left at False: where a repository brings its own code, transformers refuses.
-    options: dict[str, Any] = {"gguf_file": source.gguf_file} if source.gguf_file else {}
-    if source.is_local:
-        options["local_files_only"] = True
+    options = _options(source)
     with _quiet():
-        try:
-            config = AutoConfig.from_pretrained(source.path, **options)
-        except Exception as error:  # transformers and what it calls raise many kinds, here and below
-            raise _cannot_load(source, error) from error
-        probe.refuse_other_states(config, f"model {_name(source)} ({config.model_type})")
+        config = _load_config(source)
         model: Any
         with _model_errors(source, config):
             if load_format == "dummy":
-                model = dummy.make_model(config, dtype, device, seed)
+                model = dummy.make_model(config, dtype, device, seed, group)
                 model.generation_config = _generation_config(source) or model.generation_config
             else:
                 model = AutoModelForCausalLM.from_pretrained(
-                    source.path, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True, **options
+                    source.path,
+                    dtype=dtype,
+                    attn_implementation=ATTENTION,
+                    use_safetensors=True,
+                    **options,
+                    **group.load_options(),
                 )
         tokenizer = _load_tokenizer(source, options)
-    model.eval().requires_grad_(False).to(device)
+    model.eval().requires_grad_(False)
+    if group.size == 1:  # a shard is where it belongs
+        model.to(device)
     text = config.get_text_config()
     max_positions = getattr(text, "max_position_embeddings", None)
     return LoadedModel(
@@ -94,9 +102,40 @@ def load(
     )
 
 
+def outline(source: ModelSource) -> tuple[Any, Any]:
+    """The model without weights, and its config: what can be asked before anything is loaded.
+
+    Raises:
+        BackendError: as of :func:`load`.
+    """
+    with _quiet():
+        config = _load_config(source)
+        with _model_errors(source, config):
+            return dummy.make_outline(config), config
+
+
 def weight_bytes(model: Any) -> int:
-    """Bytes of a model's weights and buffers, shared ones once."""
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    """Bytes of a model's weights and buffers in this process, shared ones once."""
+    tensors = (*model.parameters(), *model.buffers())
+    return sum((t.to_local() if hasattr(t, "to_local") else t).nbytes for t in tensors)
+
+
+def _options(source: ModelSource) -> dict[str, Any]:
+    # trust_remote_code is left at False: where a repository brings its own code, transformers refuses.
+    options: dict[str, Any] = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    if source.is_local:
+        options["local_files_only"] = True
+    return options
+
+
+def _load_config(source: ModelSource) -> Any:
+    """The config of a model that this backend may be able to run."""
+    try:
+        config = AutoConfig.from_pretrained(source.path, **_options(source))
+    except Exception as error:  # transformers and what it calls raise many kinds, here and below
+        raise _cannot_load(source, error) from error
+    probe.refuse_other_states(config, f"model {name_of(source)} ({config.model_type})")
+    return config
 
 
 @contextmanager
@@ -107,7 +146,7 @@ def _model_errors(source: ModelSource, config: Any) -> Iterator[None]:
         if error.args[:1] != (ATTENTION,):
             raise _cannot_load(source, error) from error
         raise BackendError(
-            f"model {_name(source)} ({config.model_type}) cannot be run with paged attention: its modeling code "
+            f"model {name_of(source)} ({config.model_type}) cannot be run with paged attention: its modeling code "
             "picks from attention classes of its own and does not take a function from transformers' attention "
             "interface. Choose a model whose modeling code uses ALL_ATTENTION_FUNCTIONS (Llama, Qwen, Mistral, "
             "Gemma, GPT-2 and most others do)"
@@ -137,7 +176,7 @@ def _cannot_load(source: ModelSource, error: Exception) -> BackendError:
         )
     else:
         way = "check the name, and that the hub can be reached, or give a folder (hf download fetches one)"
-    return BackendError(f"model {_name(source)} cannot be loaded ({cause}); {way}")
+    return BackendError(f"model {name_of(source)} cannot be loaded ({cause}); {way}")
 
 
 def _load_tokenizer(source: ModelSource, options: dict[str, Any]) -> HFTokenizer | None:
@@ -158,7 +197,7 @@ def _load_tokenizer(source: ModelSource, options: dict[str, Any]) -> HFTokenizer
                 f"the tokenizer of {source.path} cannot be loaded ({type(error).__name__}: {error}); repair its files, "
                 "or remove them to run on token ids alone"
             ) from error
-        logger.warning("model %s has no usable tokenizer (%s): only token ids are taken", _name(source), error)
+        logger.warning("model %s has no usable tokenizer (%s): only token ids are taken", name_of(source), error)
         return None
 
 
@@ -182,7 +221,8 @@ def _steady_positions(text: Any, max_positions: int | None) -> int | None:
     return min((n for n in lengths if n), default=None)
 
 
-def _name(source: ModelSource) -> str:
+def name_of(source: ModelSource) -> str:
+    """A model as messages call it."""
     return f"{source.path}/{source.gguf_file}" if source.gguf_file else source.path
 
 

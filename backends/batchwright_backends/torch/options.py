@@ -24,7 +24,9 @@ class TorchOptions(BaseModel):
         kv_cache_gib: size of the KV cache in GiB. None: on CPU 1 GiB, or what ``memory_fraction`` of the free memory
             allows if that is less; on CUDA what is left of ``memory_fraction`` after a step at full size.
         memory_fraction: of the memory that is free on CPU, or of all memory on CUDA, what model and KV cache may use.
-        num_threads: threads of torch on CPU, for the whole process; None leaves it as it is.
+        num_threads: threads of torch on CPU, for the whole process; None leaves it as it is, or shares it between
+            ranks.
+        tensor_parallel_size: devices over which the model is split, a process for each; on CPU, processes alone.
         check_logits: whether a load compares the paged model's logits on a few tokens with those of the model's own
             eager attention, and fails when they differ.
     """
@@ -38,6 +40,7 @@ class TorchOptions(BaseModel):
     kv_cache_gib: float | None = Field(default=None, gt=0)
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
     num_threads: int | None = Field(default=None, ge=1)
+    tensor_parallel_size: int = Field(default=1, ge=1)
     check_logits: bool = True
 
     @classmethod

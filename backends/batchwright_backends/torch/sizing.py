@@ -15,6 +15,7 @@ from batchwright_backends.torch import memory, probe
 from batchwright_backends.torch.attention import AttentionLayer, attending
 from batchwright_backends.torch.devices import Device
 from batchwright_backends.torch.graphs import DecodeGraphs, GraphChoice
+from batchwright_backends.torch.group import ALONE, Group
 from batchwright_backends.torch.inputs import DirectUpload
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kv_cache import KVCache
@@ -35,6 +36,7 @@ def make_cache(
     graphs: GraphChoice,
     block_size: int,
     max_model_len: int | None,
+    group: Group = ALONE,
 ) -> KVCache:
     """The KV cache: of the size that the settings say, else of what memory allows.
 
@@ -48,6 +50,7 @@ def make_cache(
         graphs: that will be recorded.
         block_size: tokens of a block.
         max_model_len: tokens of a request at most; None: the cache bounds it.
+        group: of ranks, whose caches have equally many blocks.
 
     Raises:
         ConfigError: the settings ask for more than there is.
@@ -64,7 +67,7 @@ def make_cache(
 
     def budget() -> int:
         if not device.is_accelerator:
-            return memory.cpu_budget(options.memory_fraction)
+            return memory.cpu_budget(options.memory_fraction) // group.size
         return memory.device_budget(
             device,
             options.memory_fraction,
@@ -75,12 +78,13 @@ def make_cache(
     blocks = memory.num_blocks(
         settings.num_blocks,
         options.kv_cache_gib,
-        device.free_bytes(),
+        device.free_bytes() if device.is_accelerator else group.share_of_host(device.free_bytes()),
         budget,
         block_bytes,
         block_size,
         str(device.device),
     )
+    blocks = group.least(blocks, device.device)
     taking = f"taking {memory.size_text(blocks * block_bytes)} for a KV cache of {blocks} blocks"
     with torch_errors(taking, LOWER_POOL, lambda: {"weights": weight_bytes(model)}):
         return KVCache(specs, blocks, block_size, model.dtype, device.device)
