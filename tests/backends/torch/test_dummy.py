@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,19 @@ def test_a_hub_name_whose_config_is_in_the_cache(hub: str) -> None:
     assert backend.tokenizer is None
     with pytest.raises(BackendError, match="cannot be loaded"):
         TorchBackend.create("cpu", BackendSettings(hub, num_blocks=20))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_hub_name_whose_weights_are_in_the_cache(dtype: str, hub: str, folders: Make, tmp_path: Path) -> None:
+    from batchwright.backend import BackendSettings
+    from batchwright_backends.torch.backend import TorchBackend
+
+    (snapshot,) = (tmp_path / "hub" / "models--somebody--tiny" / "snapshots").iterdir()
+    shutil.copy(folders("llama") / "model.safetensors", snapshot)
+    backend = TorchBackend.create("cpu", BackendSettings(hub, num_blocks=20, options={"dtype": dtype}))
+    here = TorchBackend.create("cpu", BackendSettings(str(folders("llama")), num_blocks=20, options={"dtype": dtype}))
+    one, two = weights(backend), weights(here)
+    assert all(torch.equal(one[name], two[name]) and one[name].dtype == getattr(torch, dtype) for name in two)
 
 
 def test_without_weights_the_way_on_is_named(write_config: Make, make_backend: Make) -> None:
