@@ -7,16 +7,19 @@ context: whoever reads a stale, foreign or empty block gets other tokens than ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from batchwright import Backend, Batch, Capacity, StepResult, TokenLogprobs, VirtualClock
 
 _WORD = 2**64 - 1
 _EMPTY = 0x9E3779B97F4A7C15
+_NAN = -1
 
 
 def _digest(before: int, token: int) -> int:
+    if before == _NAN:
+        return _NAN
     x = (before ^ (token + 1) * 0xBF58476D1CE4E5B9) & _WORD
     return ((x ^ x >> 29) * 0x94D049BB133111EB + 1) & _WORD
 
@@ -44,15 +47,34 @@ def expected_logprobs(token: int, output_index: int, num_top: int) -> TokenLogpr
     return TokenLogprobs(-output_index - token / 4096, 1 + token, top)
 
 
+class HandClock:
+    """A clock that a test moves, and that does not say of itself that it is virtual."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def wait_until_ns(self, when_ns: int) -> None:
+        self._now_ns = max(self._now_ns, when_ns)
+
+    def advance_ns(self, elapsed_ns: int) -> None:
+        self._now_ns += elapsed_ns
+
+
 class FakeBackend(Backend):
     """Executes batches on a virtual clock; each step takes ``step_ns``.
 
     Args:
         script: request id to output index to the token it is made to sample.
         fail_at: numbers of executions (from 0) that raise, or what says so of a batch.
-        poison: request ids whose rows are reported as failed.
+        poison: request ids whose rows are reported as failed, or what says so of a batch.
+        infects: what such a row writes is no number, and so is everything computed from it.
         before: called with each batch before it is executed.
         gives_logprobs: whether requests may want log-probabilities.
+        clock: in the place of a virtual one.
+        lose_at: numbers of executions that write something wrong, and whose results are not there when collected.
     """
 
     def __init__(
@@ -67,24 +89,30 @@ class FakeBackend(Backend):
         step_ns: int = 1_000_000,
         script: Mapping[str, Mapping[int, int]] | None = None,
         fail_at: Iterable[int] | Callable[[Batch], bool] = (),
-        poison: Iterable[str] = (),
+        poison: Iterable[str] | Callable[[Batch], Iterable[str]] = (),
         before: Callable[[Batch], None] | None = None,
         gives_logprobs: bool = True,
+        clock: VirtualClock | HandClock | None = None,
+        lose_at: Iterable[int] = (),
+        infects: bool = False,
     ) -> None:
         self.name = "fake"
-        self.clock = VirtualClock()
+        self.clock: VirtualClock | HandClock = clock if clock is not None else VirtualClock()
+        self._lost = set(lose_at)
         self.gives_logprobs = gives_logprobs
         self.tokenizer = tokenizer
         self._capacity = Capacity(num_blocks, block_size, max_model_len, vocab_size, eos_token_ids)
         self._step_ns = step_ns
         self._script = script or {}
         self._fails = fail_at if callable(fail_at) else set(fail_at)
-        self._poison = set(poison)
+        self._poison = poison if callable(poison) else set(poison)
         self._before = before
+        self._infects = infects
         self._kv: list[int | None] = [None] * (num_blocks * block_size)
         self.num_executed = 0
         self.num_closed = 0
         self.released: list[str] = []
+        self.infected: list[str] = []  # whose rows failed by what others wrote
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -96,7 +124,8 @@ class FakeBackend(Backend):
             self._before(batch)
         if self._fails(batch) if callable(self._fails) else number in self._fails:
             raise RuntimeError(f"execution {number} broke")
-        ends = self._compute(batch)
+        poison = set(self._poison(batch)) if callable(self._poison) else self._poison
+        ends = self._compute(batch, poison, _EMPTY + number if number in self._lost else _EMPTY)
         sampling = batch.sampling
         rows = [(i, d) for i, (d, s) in enumerate(zip(ends, batch.samples.tolist(), strict=True)) if s]
         tokens = []
@@ -106,7 +135,9 @@ class FakeBackend(Backend):
             scripted = self._script.get(batch.request_ids[row], {}).get(index)
             token = _sample(digest, seed, index, self._capacity.vocab_size)
             tokens.append(scripted if scripted is not None else token)
-        failed = {i: "logits are not finite" for i in batch.request_ids if i in self._poison}
+        broken = [i for i, digest in zip(batch.request_ids, ends, strict=True) if digest == _NAN or i in poison]
+        self.infected += [i for i in broken if i not in poison]
+        failed = dict.fromkeys(broken, "logits are not finite")
         return StepResult(tokens, self._step_ns, failed, self._logprobs(batch, tokens))
 
     @staticmethod
@@ -117,7 +148,7 @@ class FakeBackend(Backend):
         rows = zip(tokens, indices, wanted, strict=True)
         return [expected_logprobs(*row) if row[2] >= 0 else None for row in rows]
 
-    def _compute(self, batch: Batch) -> list[int]:
+    def _compute(self, batch: Batch, poison: Collection[str], empty: int) -> list[int]:
         """Write what each row computes; the digest at the end of each row's context."""
         slots, tokens = batch.slots.tolist(), batch.token_ids.tolist()
         tables, computed = batch.block_tables.tolist(), batch.num_computed.tolist()
@@ -125,11 +156,14 @@ class FakeBackend(Backend):
         assert len(set(slots)) == len(slots), "two tokens of a batch are written to one slot"
         ends = []
         for row, (start, end) in enumerate(pairwise(batch.query_starts.tolist())):
-            digest: int | None = _EMPTY
+            digest: int | None = empty
             if computed[row]:
                 last = computed[row] - 1
                 digest = self._kv[tables[row][last // size] * size + last % size]
                 assert digest is not None, f"{batch.request_ids[row]} attends to a slot that was never written"
+                digest ^= empty ^ _EMPTY if digest != _NAN else 0
+            if batch.request_ids[row] in poison and self._infects:
+                digest = _NAN
             for place in range(start, end):
                 digest = _digest(digest, tokens[place])
                 self._kv[slots[place]] = digest
@@ -137,6 +171,9 @@ class FakeBackend(Backend):
         return ends
 
     def collect(self, handle: StepResult) -> StepResult:
+        number = self.num_executed - 1
+        if number in self._lost:
+            raise RuntimeError(f"the results of execution {number} are lost")
         self.clock.advance_ns(handle.elapsed_ns)
         return handle
 

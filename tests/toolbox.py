@@ -81,6 +81,8 @@ class Tape:
 
     @hookimpl
     def request_arrived(self, request: Request) -> None:
+        if self.requests.get(request.request_id) is request:  # its last token was lost, and it is taken again
+            del self.reasons[request.request_id]
         self.requests[request.request_id] = request
 
     @hookimpl

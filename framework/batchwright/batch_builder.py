@@ -100,7 +100,7 @@ class BatchBuilder:
             roster.arrays.grew(growing)
             roster.growing = {}
         if roster.filling:
-            roster.fill(roster.filling, step._fresh)
+            (state.awaited or roster).fill(roster.filling, step._fresh)
             roster.filling = {}
         roster.advancing_to = EVERYBODY
         step.batch.extend(islice(state.residents, n) if state.prefilling else state.residents)
@@ -149,7 +149,7 @@ class BatchBuilder:
                 roster.arrays.grew([request])
                 step._grown[request] = 1
             if request in filling:
-                roster.fill([request], step._fresh)
+                (state.awaited or roster).fill([request], step._fresh)
         ride_up_to(len(everybody))
         roster.growing, roster.filling = {}, {}
         roster.advancing_to = EVERYBODY
@@ -293,7 +293,10 @@ class BatchBuilder:
             if rules.counts_decodes:
                 step.budget -= 1
         if self._state.early:
-            fresh = self._state.blocks.register(request, request.num_computed + num_tokens)
+            awaited, upto = self._state.awaited, request.num_computed + num_tokens
+            if awaited is not None and awaited.puts_off(request, upto):
+                return
+            fresh = self._state.blocks.register(request, upto)
             if fresh:
                 step._fresh[request] = fresh
 
@@ -346,6 +349,8 @@ class BatchBuilder:
             self._state.disband(step)
         for block in step._fresh.pop(request, ()):
             self._state.blocks.unregister(block)
+        if self._state.awaited is not None:
+            self._state.awaited.put_off.pop(request, None)
         step.batch.remove(request)  # rare: a victim that was scheduled already; bounded by max_num_seqs
         if request._prefilling:
             step.num_prefill_tokens -= request.num_scheduled
@@ -362,6 +367,8 @@ class BatchBuilder:
         if step._num_riding:
             self._state.disband(step)
         self._state.roster.advancing_to = NOBODY
+        if self._state.awaited is not None:
+            self._state.awaited.put_off.clear()
         step._grown.update(dict.fromkeys(step._grown_by_one, 1))
         for request in reversed(step.batch):
             for block in step._fresh.pop(request, ()):

@@ -34,6 +34,8 @@ class BlockManager:
         ConfigError: the pool is empty, or the block size below 1.
     """
 
+    index_class: type[PrefixIndex] = PrefixIndex
+
     def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None = None) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if not isinstance(value, int) or value < 1:
@@ -46,7 +48,7 @@ class BlockManager:
         self._free = FreeList(num_blocks)
         self._references = array("i", bytes(4 * num_blocks))
         self._all_references: NDArray[np.int32] = np.frombuffer(self._references, dtype=np.int32)  # the same memory
-        self.index = PrefixIndex(num_blocks, block_size, self.cache)
+        self.index = self.index_class(num_blocks, block_size, self.cache)
         self._registered = self.index.registered
 
     @property

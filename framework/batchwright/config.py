@@ -90,6 +90,10 @@ class EngineConfig(BaseModel):
     on_backend_error: Literal["fail", "retry"] = Field(
         default="fail", description="A backend fails in a step: fail the requests of its batch, or recompute them."
     )
+    overlap: bool = Field(
+        default=False,
+        description="Schedule a step while the one before it is executed. No token changes; not on a simulator.",
+    )
     plugins: list[str] = Field(
         default_factory=list, description="Installed plugins whose observers and wrappers run in this engine, by name."
     )

@@ -68,12 +68,12 @@ class Detectors:
         oldest = self._watch()
         if oldest is None:
             return
-        waited_s = ((step.end or step.now) - oldest.arrival_ns) / 1e9
         limit_s = self._config.starvation_s
-        if self._passes >= self._config.starvation_passes or (limit_s is not None and waited_s > limit_s):
-            self._report(
-                step, "starvation", request_id=oldest.request_id, num_passes=self._passes, waited_s=round(waited_s, 9)
-            )
+        if self._passes >= self._config.starvation_passes or (
+            limit_s is not None and _waited_s(step, oldest) > limit_s
+        ):
+            waited_s = round(_waited_s(step, oldest), 9)
+            self._report(step, "starvation", request_id=oldest.request_id, num_passes=self._passes, waited_s=waited_s)
             self._reported.add(oldest)  # once is enough; the next oldest is watched from here on
 
     def _watch(self) -> Request | None:
@@ -105,3 +105,8 @@ class Detectors:
     @staticmethod
     def _report(step: Step, kind: str, **values: Any) -> None:
         step.events.append({"step": step.index, "kind": kind, **values})
+
+
+def _waited_s(step: Step, request: Request) -> float:
+    """Seconds from its arrival to the end of a step; with overlap that is waited for, so ask only where it decides."""
+    return ((step.end or step.now) - request.arrival_ns) / 1e9

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchwright.backend import Backend, BackendSettings, Capacity, Clock
+from batchwright.backend import Backend, BackendSettings, Capacity, Clock, VirtualClock
+from batchwright.batch import Batch
 from batchwright.config import EngineConfig
 from batchwright.detectors import Detectors
 from batchwright.effective import Effective, effective_settings
 from batchwright.errors import BatchwrightError, ConfigError, InvalidRequestError
 from batchwright.limits import Limits
 from batchwright.outputs import OutputText, RequestOutput, make_output
+from batchwright.overlap import Overlap
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
-from batchwright.request import Request
 from batchwright.predictor import Predictor, asked
+from batchwright.request import Request
 from batchwright.resolve import default_policy, resolve_policy, resolve_predictor
 from batchwright.scheduler import Scheduler
+from batchwright.settlement import describe
 from batchwright.step import Step
 
 if TYPE_CHECKING:
@@ -98,6 +101,7 @@ class Engine:
                 predictor=predictor,
                 predict_s=self.backend.predict_s if self.backend.predicts else None,
                 default=lambda: default_policy(self.plugins),
+                overlap=config.overlap,
             )
         except BaseException:
             self.backend.close()
@@ -107,7 +111,9 @@ class Engine:
         self._failures = 0
         self._stepping = False
         self._aborted: list[Request] = []  # in the present step, by observers
+        self._untold: set[Request] = set()  # of those, who got a token that no output has told
         self.on_abort: Callable[[RequestOutput], None] | None = None
+        self._overlap = Overlap(self) if config.overlap else None
 
     def _narrow(self, limits: Limits) -> Limits:
         capacity = self.capacity
@@ -131,6 +137,11 @@ class Engine:
     def _check_fit(self) -> None:
         if self.capacity.num_blocks < 1 or self.capacity.block_size < 1:
             raise ConfigError(f"{self.backend.name} has no room for a single KV block; give it more memory")
+        if self.config.overlap and isinstance(self.backend.clock, VirtualClock):
+            raise ConfigError(
+                f"overlap hides the host's time behind the device's, and {self.backend.name} has a virtual clock, on "
+                "which the host's work takes no time: leave overlap off, or use a backend that runs a model"
+            )
 
     @property
     def clock(self) -> Clock:
@@ -143,8 +154,8 @@ class Engine:
         return self.scheduler.policy.name
 
     def has_unfinished(self) -> bool:
-        """Whether anybody waits or runs."""
-        return self.scheduler.has_unfinished()
+        """Whether anybody waits or runs, or a step is under way (with ``overlap``)."""
+        return self.scheduler.has_unfinished() or (self._overlap is not None and self._overlap.is_under_way)
 
     def add_request(self, request: Request, *, num_output_tokens: int | None = None, prompt: str | None = None) -> None:
         """Take a request.
@@ -160,6 +171,10 @@ class Engine:
             InfeasibleRequestError: it could never fit; with its numbers.
             RefusedRequestError: the policy refused it.
         """
+        if self._overlap is not None and self._overlap.holds(request.request_id):
+            raise InvalidRequestError(
+                f"request id {request.request_id!r} is in use: the last output of that request is still to come"
+            )
         stop = tuple(request.sampling_params.stop)
         tokenizer = self.backend.tokenizer
         if stop and tokenizer is None:
@@ -188,11 +203,14 @@ class Engine:
         """One step without outputs, for drivers that read what they need through observers.
 
         Returns:
-            The step as executed; None when nobody is here.
+            The step as executed; None when nobody is here. With ``overlap`` the step before the one that was submitted;
+            None with the first.
 
         Raises:
             PolicyError: with ``on_policy_error: raise``; the engine is whole and can go on.
         """
+        if self._overlap is not None:
+            return self._overlapped(self._overlap, with_outputs=False)[0]
         if not self.scheduler.has_unfinished():
             return None
         self._stepping = True
@@ -205,7 +223,23 @@ class Engine:
             raise
         finally:
             self._stepping = False
-            self._release(self.scheduler.step)
+            self.release(self.scheduler.step)
+
+    def _overlapped(
+        self, overlap: Overlap, *, schedule: bool = True, with_outputs: bool = True
+    ) -> tuple[Step | None, list[RequestOutput]]:
+        self._stepping = True
+        try:
+            return overlap.run(schedule=schedule, with_outputs=with_outputs)
+        finally:
+            self._stepping = False
+
+    def collect(self) -> list[RequestOutput]:
+        """With ``overlap``: take the results of the step that is under way, and schedule none; its outputs.
+
+        ``has_unfinished`` says afterwards whether anybody waits or runs. Without overlap nothing is ever under way.
+        """
+        return self._overlapped(self._overlap, schedule=False)[1] if self._overlap is not None else []
 
     def _step(self) -> Step:
         scheduler = self.scheduler
@@ -218,39 +252,59 @@ class Engine:
         except Exception as error:
             if scheduler.in_flight is None:
                 raise
-            return self._backend_failed(batch, error)
+            return self.backend_failed(batch, error)
         self._failures = 0
         return step
 
-    def _release(self, step: Step) -> None:
+    def release(self, step: Step) -> None:
+        """Let the backend forget who ended or was evicted with a step."""
         if step.finished or step.preempted:
             self.backend.release([r.request_id for r in (*step.finished, *step.preempted)])
 
-    def _backend_failed(self, batch: Any, error: Exception) -> Step:
+    def backend_failed(self, batch: Batch, error: Exception) -> Step:
+        """The backend failed with the last batch."""
+        return self.scheduler.fail(batch, describe(error), retry=self.count_failure(), now=self.clock.now_ns())
+
+    def count_failure(self) -> bool:
+        """The backend failed once more; whether what it failed with is computed again."""
         self._failures += 1
-        retry = self.config.on_backend_error == "retry" and self._failures <= MAX_RETRIES
-        what = f"the backend failed: {type(error).__name__}: {error}"
-        return self.scheduler.fail(batch, what, retry=retry, now=self.clock.now_ns())
+        return self.config.on_backend_error == "retry" and self._failures <= MAX_RETRIES
+
+    def count_success(self) -> None:
+        """The backend executed a step."""
+        self._failures = 0
 
     def step(self) -> list[RequestOutput]:
-        """One step; what it brought, for each request that got a token or ended, in batch order."""
+        """One step; what it brought, for each request that got a token or ended, in batch order.
+
+        With ``overlap`` a call submits one step and brings what the step before it did; the first brings nothing.
+        """
         self._aborted.clear()
+        self._untold.clear()
+        if self._overlap is not None:
+            return self._overlapped(self._overlap)[1]
         step = self.advance()
-        if step is None:
-            return []
-        sampled, ended = set(step.sampled), {*step.finished, *self._aborted}
+        return self.outputs_of(step) if step is not None else []
+
+    def outputs_of(self, step: Step | None) -> list[RequestOutput]:
+        """What a step brought, and who was aborted within it or since."""
+        aborted, self._aborted = self._aborted, []
+        untold, self._untold = self._untold, set()
+        batch, sampled, finished = (step.batch, step.sampled, step.finished) if step is not None else ((), (), ())
+        sampled_now, ended = {*sampled, *untold}, {*finished, *aborted}
         outputs = []
-        for request in dict.fromkeys((*step.batch, *self._aborted)) if ended else step.sampled:
-            if request in sampled or request in ended:
+        for request in dict.fromkeys((*batch, *aborted)) if ended else sampled:
+            if request in sampled_now or request in ended:
                 text = self._texts.get(request.request_id)
-                if request in sampled:
+                if request in sampled_now:
                     self._push_text(request, text)
-                outputs.append(make_output(request, self._prompts.get(request.request_id), text, request in sampled))
+                prompt = self._prompts.get(request.request_id)
+                outputs.append(make_output(request, prompt, text, request in sampled_now))
                 if request.is_finished:
                     self._forget(request.request_id)
         return outputs
 
-    def trace(self) -> Iterator[TracedStep]:
+    def trace(self) -> Generator[TracedStep, None, None]:
         """Step while anybody is there, and give each step as it was: queues, batch, blocks, and why who ran or did not.
 
         Decisions are the same as without it. Requests may be added between two steps. ``step.outputs`` is what ``step``
@@ -283,12 +337,18 @@ class Engine:
         Raises:
             UnknownRequestError: no such request is waiting or running.
         """
+        awaited = self.scheduler.awaited
         request = self.scheduler.abort(request_id)
         self.backend.release([request_id])
-        within = self._stepping
-        output = make_output(request, self._prompts.get(request_id), self._texts.get(request_id), 0, told=not within)
+        within, text = self._stepping, self._texts.get(request_id)
+        is_new = awaited is not None and awaited.has_token(request)  # somebody waited for it before it was told
+        if is_new and not within:
+            self._push_text(request, text)
+        output = make_output(request, self._prompts.get(request_id), text, is_new, told=not within)
         if within:
             self._aborted.append(request)
+            if is_new:
+                self._untold.add(request)
         else:
             self._forget(request_id)
             if self.on_abort is not None:
@@ -308,13 +368,16 @@ class Engine:
         self.scheduler.swap_policy(resolve_policy(policy, self.plugins))
 
     def close(self) -> None:
-        """Abort what is unfinished and close the backend."""
-        for request_id in [r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)]:
-            try:
-                self.abort(request_id)
-            except BatchwrightError:  # a step was interrupted; the backend goes away anyhow
-                break
-        self.backend.close()
+        """Abort what is unfinished and close the backend. A step that is under way is waited for."""
+        try:
+            self.collect()
+            for request_id in [r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)]:
+                try:
+                    self.abort(request_id)
+                except BatchwrightError:  # a step was interrupted; the backend goes away anyhow
+                    break
+        finally:
+            self.backend.close()
 
     def __enter__(self) -> Engine:
         return self

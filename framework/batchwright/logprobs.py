@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.errors import BackendError
-from batchwright.request import RESIDENT, Request
+from batchwright.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,17 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def keep_logprobs(
-    rows: Iterable[Request], logprobs: Sequence[TokenLogprobs | None] | None, failed: Mapping[str, str]
-) -> None:
+def keep_logprobs(rows: Sequence[Request | None], logprobs: Sequence[TokenLogprobs | None] | None) -> None:
     """Give each row that samples its token's log-probabilities, where its request wants them.
 
     Args:
-        rows: those that sample, in batch order.
+        rows: those that sample, in batch order; None in the place of one whose token is not used.
         logprobs: one for each of them; None: the backend gave none.
-        failed: ids of rows whose result is not used.
 
     Raises:
         BackendError: a row lacks what its request wants; nothing was touched.
     """
-    wanting = [
-        (place, r)
-        for place, r in enumerate(rows)
-        if r._logprobs is not None and r._state == RESIDENT and r.request_id not in failed
-    ]
+    wanting = [(place, r) for place, r in enumerate(rows) if r is not None and r._logprobs is not None]
     for place, request in wanting:
         given = logprobs[place] if logprobs is not None else None
         if not isinstance(given, TokenLogprobs):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 NEW, WAITING, RESIDENT, PREEMPTED, FINISHED = range(5)
 """States of a request. ``PREEMPTED`` lasts from its eviction to the end of the step, then it waits again."""
 
+UNKNOWN = -1
+"""A token, or the time of one, that was sampled and is not known yet: with overlap the next step is scheduled first."""
+
 Prompt = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids, as anything that holds ints."""
 
@@ -142,6 +145,7 @@ class Request:
         "_due",
         "_end",
         "_entry",
+        "_first_token_ns",
         "_hashes",
         "_high_water",
         "_hit_key",
@@ -170,7 +174,6 @@ class Request:
         "extra",
         "finish_reason",
         "first_scheduled_ns",
-        "first_token_ns",
         "max_tokens",
         "num_cached",
         "num_preemptions",
@@ -233,7 +236,6 @@ class Request:
         self.num_cached = 0
         self.num_preemptions = self.num_recomputed = 0
         self.first_scheduled_ns: int | None = None
-        self.first_token_ns: int | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.block_table: list[int] = []
@@ -244,6 +246,7 @@ class Request:
         self._end = 0  # it finishes when num_tokens reaches this
         self._computed = 0
         self._scheduled = 0
+        self._first_token_ns: int | None = None
         self._last_token_ns: int | None = None
         self._admission = 0  # number of its last admission
         self._roster: Roster  # of its scheduler; set when it is added
@@ -299,11 +302,31 @@ class Request:
         self._scheduled = value
 
     @property
-    def last_token_ns(self) -> int | None:
-        """When its last token came; None before the first."""
+    def first_token_ns(self) -> int | None:
+        """When its first token came; None before it."""
+        if self._first_token_ns == UNKNOWN:
+            self._wait()
+        return self._first_token_ns if self._first_token_ns != UNKNOWN else None
+
+    @first_token_ns.setter
+    def first_token_ns(self, value: int | None) -> None:
+        self._first_token_ns = value
+
+    @property
+    def _last_ns(self) -> int | None:
+        """When its last token came, or ``UNKNOWN``."""
         if self._row >= 0 and self.num_tokens > self._entry:
             return self._roster.last_ns
         return self._last_token_ns
+
+    @property
+    def last_token_ns(self) -> int | None:
+        """When its last token came; None before the first."""
+        last = self._last_ns
+        if last == UNKNOWN:
+            self._wait()
+            last = self._last_ns
+        return last if last != UNKNOWN else None
 
     @last_token_ns.setter
     def last_token_ns(self, value: int | None) -> None:
@@ -358,7 +381,14 @@ class Request:
     def output_token_ids(self) -> TokenIds:
         """The output so far, read-only."""
         tokens = self._tokens
-        return TokenIds(tokens, self.num_prompt_tokens, len(tokens))
+        if tokens[-1] == UNKNOWN:
+            self._wait()
+        return TokenIds(tokens, self.num_prompt_tokens, len(tokens) - (tokens[-1] == UNKNOWN))
+
+    def _wait(self) -> None:
+        """With overlap: wait for what was sampled last."""
+        if self._roster.wait is not None:
+            self._roster.wait()
 
     def __repr__(self) -> str:
         state = ("new", "waiting", "resident", "preempted", "finished")[self._state]

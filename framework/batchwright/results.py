@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchwright.errors import BackendError
 from batchwright.logprobs import TokenLogprobs, keep_logprobs
-from batchwright.request import RESIDENT, Request
+from batchwright.request import RESIDENT, UNKNOWN, Request
 from batchwright.roster import BY_ADMISSION
 from batchwright.state import State
 from batchwright.step import Step
@@ -41,6 +41,28 @@ def checked_tokens(token_ids: Sequence[int], vocab_size: int) -> tuple[array[int
     return ids, packed
 
 
+def rows_that_sample(step: Step) -> list[Request]:
+    """The rows of a scheduled batch that get a token, in its order; those aborted since among them."""
+    others, samples = _others(step)
+    return [*step.batch[: step._num_riding], *(r for r, ends in zip(others, samples, strict=True) if ends)]
+
+
+def _others(step: Step) -> tuple[Sequence[Request], Sequence[bool]]:
+    """The rows that are not of the roster, and whether each samples."""
+    riding = step._num_riding
+    if riding == len(step.batch):
+        return (), ()
+    others = step.batch[riding:]
+    return others, [
+        (not r._prefilling and r._state == RESIDENT) or r._computed + r._scheduled == len(r._known) for r in others
+    ]
+
+
+def unknown_tokens(num: int) -> tuple[array[int], Packed]:
+    """Tokens of as many rows that are not known yet, in the form of ``checked_tokens``."""
+    return array("i", [UNKNOWN]) * num, np.full(num, UNKNOWN, dtype=np.int32).view(np.uint32)
+
+
 def take_results(
     state: State,
     step: Step,
@@ -59,21 +81,15 @@ def take_results(
     if failed and step._num_riding:
         state.disband(step)
     riding = step._num_riding
-    others: Sequence[Request] = ()
-    samples: Sequence[bool] = ()
-    if riding != len(step.batch):
-        others = step.batch[riding:]
-        samples = [
-            (not r._prefilling and r._state == RESIDENT) or r._computed + r._scheduled == len(r._known) for r in others
-        ]
+    others, samples = _others(step)
     expected = riding + sum(samples)
     if expected != len(ids):
         raise BackendError(f"the backend gave {len(ids)} tokens for a batch with {expected} rows that sample")
     if logprobs is not None and len(logprobs) != expected:
         raise BackendError(f"the backend gave {len(logprobs)} log-probabilities for {expected} rows that sample")
-    if state.num_logprobs:
-        rows = [*step.batch[:riding], *(r for r, ends in zip(others, samples, strict=True) if ends)]
-        keep_logprobs(rows, logprobs, failed)
+    if state.num_logprobs and now != UNKNOWN:
+        rows = rows_that_sample(step)
+        keep_logprobs([r if r._state == RESIDENT and r.request_id not in failed else None for r in rows], logprobs)
     sampled: Sequence[Request] = advance(state, step, ids, packed, now, over) if riding else ()
     if others:
         sampled = [*sampled, *append_each(state, step, others, samples, ids[riding:], now, failed, over)]
@@ -88,7 +104,7 @@ def advance(state: State, step: Step, ids: array[int], packed: Packed, now: int,
         requests, ids, packed = requests[:num], ids[:num], packed[:num]
     if step._aborted:
         here = [place for place, request in enumerate(requests) if request._row >= 0]
-        requests, ids, packed = [requests[i] for i in here], array("I", [ids[i] for i in here]), packed[here]
+        requests, ids, packed = [requests[i] for i in here], array(ids.typecode, [ids[i] for i in here]), packed[here]
     ending = roster.advance(packed, now) if requests else []
     # Whether any of these tokens could stop anybody is asked once, not for each.
     if state.stop_ids and not state.stop_ids.isdisjoint(ids):
@@ -96,7 +112,7 @@ def advance(state: State, step: Step, ids: array[int], packed: Packed, now: int,
         ending = sorted(stopped.union(ending), key=BY_ADMISSION)
     going_on = []
     for request in ending:
-        reason = _stops(request, request._tokens[-1])
+        reason = _ends(request, request._tokens[-1])
         if reason is not None:
             over.append((request, reason))
         else:
@@ -146,19 +162,28 @@ def append_each(
                 continue
             request._prefilling = False
             del state.prefilling[request]
-            if request.first_token_ns is None:
-                request.first_token_ns = now
+            if request._first_token_ns is None:
+                request._first_token_ns = now
         known.append(token)
         request._last_token_ns = now
         sampled.append(request)
         if len(known) >= request._end or token in request._stop_ids or request._stop_check is not None:
-            reason = _stops(request, token)
+            reason = _ends(request, token)
             if reason is not None:
                 over.append((request, reason))
     return sampled
 
 
-def _stops(request: Request, token: int) -> str | None:
+def _ends(request: Request, token: int) -> str | None:
+    """Why a request ends with a token, if it does; with one that is not known yet, whatever it is."""
+    reason = stops(request, token) if token != UNKNOWN else None
+    if reason is not None or request.num_tokens < request._end:
+        return reason
+    return "length" if request.num_output_tokens >= request.max_tokens else "trace"
+
+
+def stops(request: Request, token: int) -> str | None:
+    """Why a token stops its request, if it does. Asked once of each token, since it takes text further."""
     if token in request._stop_ids:
         return "stop"
     if request._stop_check is not None:
@@ -168,6 +193,4 @@ def _stops(request: Request, token: int) -> str | None:
         except Exception as error:  # its text cannot be made: that is this request's fault alone
             request.error = f"looking for stop strings failed: {type(error).__name__}: {error}"
             return "error"
-    if request.num_tokens < request._end:
-        return None
-    return "length" if request.num_output_tokens >= request.max_tokens else "trace"
+    return None

@@ -13,14 +13,14 @@ decided one by one is not on the roster.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.block_manager import BlockManager
-from batchwright.request import Request
+from batchwright.request import UNKNOWN, Request
 from batchwright.roster_arrays import RosterArrays
 
 RECENT = 256
@@ -48,6 +48,7 @@ class Roster:
         filling: whose last block the next step fills, in order of admission; where blocks are registered as they are
             scheduled.
         arrays: what a backend reads.
+        wait: waits for tokens that are not known yet; None where all are.
     """
 
     def __init__(self, blocks: BlockManager, *, early: bool) -> None:
@@ -59,6 +60,8 @@ class Roster:
         self._settle_every = max(1, _HALF // blocks.block_size)  # blocks
         self.steps = 0
         self.last_ns: int | None = None
+        self.wait: Callable[[], None] | None = None
+        self._settled: list[Request] = []  # with an unknown token
         self.advancing_to = NOBODY
         self._tokens: Ints = np.zeros((0, _ROW), dtype=np.int32)
         self._flat = self._tokens.reshape(-1)  # the same memory
@@ -168,7 +171,7 @@ class Roster:
 
     def _write_down(self, request: Request) -> None:
         self.settle(request)
-        request._last_token_ns = request.last_token_ns
+        request._last_token_ns = request._last_ns
         request._scheduled = request.num_scheduled
         request._row = -1
 
@@ -275,6 +278,8 @@ class Roster:
                 known.frombytes(self._bytes[(first + start) * _BYTES : (first + RECENT) * _BYTES])
                 start, end = 0, end - RECENT
             known.frombytes(self._bytes[(first + start) * _BYTES : (first + end) * _BYTES])
+            if known[-1] == UNKNOWN:
+                self._settled.append(request)
 
     def block_tokens(self, request: Request) -> bytes:
         """The tokens of the next block that a request can register; it is full, and its last."""
@@ -290,3 +295,26 @@ class Roster:
     def last_tokens(self, order: Rows) -> Ints:
         """int32[n]: the last token of each of these rows."""
         return self._flat[(self.steps - 1) % RECENT :].take(self._places if order is self._order else order * _ROW)
+
+    # Tokens that come later -----------------------------------------------------------------------------------
+
+    def riders_of(self, order: Rows) -> list[Request | None]:
+        """Who is in these rows now."""
+        return [self._riders[row] for row in order.tolist()]
+
+    def put_last(self, order: Rows, tokens: NDArray[np.uint32]) -> None:
+        """The last token of each of these rows, which was not known before."""
+        self._flat[(self.steps - 1) % RECENT :][order * _ROW] = tokens
+
+    def put_last_of(self, request: Request, token: int) -> None:
+        """The last token of one of them."""
+        self._tokens[request._row, (self.steps - 1) % RECENT] = token
+
+    def last_token_of(self, request: Request) -> int:
+        """The last token of one of them."""
+        return int(self._tokens[request._row, (self.steps - 1) % RECENT])
+
+    def take_settled(self) -> list[Request]:
+        """Who took over a token that was not known, since the last call."""
+        settled, self._settled = self._settled, []
+        return settled

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from xxhash import xxh3_64_intdigest
 
 from batchwright.active_policy import ActivePolicy
+from batchwright.awaited import Awaited, AwaitedResult, OverlappedBlocks, OverlappedStep
 from batchwright.backend import StepResult
 from batchwright.batch import Batch
 from batchwright.batch_builder import BatchBuilder
@@ -34,11 +35,12 @@ from batchwright.neutral import Neutral
 from batchwright.policy import Policy
 from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
-from batchwright.request import RESIDENT, WAITING, Request
+from batchwright.request import RESIDENT, UNKNOWN, WAITING, Request
 from batchwright.resolve import default_policy, resolve_policy
-from batchwright.results import Over, checked_tokens, take_results
+from batchwright.results import Over, checked_tokens, take_results, unknown_tokens
 from batchwright.roster import NOBODY
 from batchwright.rules import Rules
+from batchwright.settlement import Settlement
 from batchwright.state import State
 from batchwright.step import Step
 
@@ -75,6 +77,7 @@ class Scheduler:
         predictor: tuple[str, Predictor] | None = None,
         predict_s: Callable[[Batch], float | None] | None = None,
         default: Callable[[], Policy] = default_policy,
+        overlap: bool = False,
     ) -> None:
         """Makes an empty scheduler.
 
@@ -92,12 +95,14 @@ class Scheduler:
             predictor: who predicts output lengths, with its name.
             predict_s: a backend's estimate of a batch's seconds.
             default: makes the default policy, for what a policy does not answer and for fallbacks.
+            overlap: ``expect`` and ``settle`` may take the place of ``update``.
         """
         if on_policy_error not in ("raise", "fallback"):
             raise ConfigError(f"on_policy_error must be 'raise' or 'fallback', not {on_policy_error!r}")
         self._on_policy_error = on_policy_error
         self.limits = limits if limits is not None else Limits()
-        self.blocks = BlockManager(num_blocks, block_size, prefix_cache)
+        self.blocks = (OverlappedBlocks if overlap else BlockManager)(num_blocks, block_size, prefix_cache)
+        self._step_class = OverlappedStep if overlap else Step
         self._hooks = Decisions(resolve_policy(policy), Neutral(default))
         if predictor is not None:
             self._hooks.register(predictor[1], f"predictor {predictor[0]}")
@@ -225,6 +230,8 @@ class Scheduler:
             self._batch.keep()  # its row is executed
         self.step._aborted = True  # of this step's batch, perhaps, also while its end is told
         self._state.end(request, reason)
+        if self._state.awaited is not None:
+            self._state.awaited.drop_token(request)
         if self._hooks.request_finished:
             self._state.tell(self._hooks.request_finished, request, reason)
         return request
@@ -249,7 +256,11 @@ class Scheduler:
         if not self._state.requests:
             return Batch(self._num_steps, self.blocks.block_size, (), ())
         hooks = self._hooks
-        step = self.step = Step(self._state, now, self._num_steps)
+        if hooks.violation is not None:
+            self._raise_violation()
+        step = self.step = self._step_class(self._state, now, self._num_steps)
+        if self._state.awaited is not None:
+            self._state.awaited.ahead = step
         self._num_steps += 1
         if self._state.events:
             self._gather_events(step)  # from between two steps
@@ -267,17 +278,25 @@ class Scheduler:
             finally:
                 if step._admitted or step.preempted:
                     self._builder.commit(step)
-            riding = step._num_riding
-            counts = [r._scheduled for r in step.batch[riding:]] if riding != len(step.batch) else ()
-            roster = self._state.roster if riding else None
-            batch = Batch(step.index, self.blocks.block_size, step.batch, counts, roster=roster)
-            self._batch = batch
+            batch = self._batch = self._make_batch(step)
             if hooks.request_admitted:
                 for request in step._admitted:
                     self._state.tell(hooks.request_admitted, step, request)
             return batch
         finally:
             self._state.building = False
+
+    def _make_batch(self, step: Step) -> Batch:
+        riding = step._num_riding
+        counts = [r._scheduled for r in step.batch[riding:]] if riding != len(step.batch) else ()
+        roster = self._state.roster if riding else None
+        return Batch(step.index, self.blocks.block_size, step.batch, counts, roster=roster)
+
+    def _raise_violation(self) -> None:
+        """Strict mode: an observer of the policy tried to write; with ``fallback`` it is an observer's fault as any."""
+        violation, self._hooks.violation = self._hooks.violation, None
+        if violation is not None and self._on_policy_error == "raise":
+            raise violation
 
     def _build(self, step: Step) -> None:
         try:
@@ -330,6 +349,17 @@ class Scheduler:
         over: Over = []
         step.sampled = take_results(self._state, step, ids, packed, now, failed or {}, over, logprobs)
         step.end = now
+        if failed:  # what a failed row wrote must not be shared
+            for request in step.batch:
+                for block in step._fresh.get(request, ()) if request.request_id in failed else ():
+                    self.blocks.unregister(block)
+        self._advance(step, over)
+        elapsed = now - step.now
+        self._tell_end(step, over, StepResult(list(ids), elapsed, failed or {}, logprobs))
+        return step
+
+    def _advance(self, step: Step, over: Over) -> None:
+        """The step is over, and these requests end with it."""
         self._batch = None
         all_decoded = step._num_riding == len(step.batch) == len(self.running) and not self._state.prefilling
         self._state.steady = (
@@ -339,25 +369,12 @@ class Scheduler:
             and self._hooks.neutral.stationary
             and not self._state.queue
         )
-        if failed:  # what a failed row wrote must not be shared
-            for request in step.batch:
-                for block in step._fresh.get(request, ()) if request.request_id in failed else ():
-                    self.blocks.unregister(block)
         if over:
             step.finished = [r for r, _ in over]
             for request, reason in over:
                 self._state.end(request, reason)
-        self._tell_end(step, over, ids, failed or {}, logprobs)
-        return step
 
-    def _tell_end(
-        self,
-        step: Step,
-        over: Over,
-        ids: Sequence[int],
-        failed: Mapping[str, str],
-        logprobs: Sequence[TokenLogprobs | None] | None = None,
-    ) -> None:
+    def _tell_end(self, step: Step, over: Over, result: StepResult) -> None:
         """Tell observers of a step that is done; all who ended have ended, so they may abort others, or add."""
         try:
             if self._hooks.request_finished:
@@ -366,8 +383,6 @@ class Scheduler:
             if self._state.events:
                 self._gather_events(step)
             if self._hooks.step_finished:
-                elapsed = step.end - step.now if step.end is not None else 0
-                result = StepResult(list(ids), elapsed, failed, logprobs)
                 self._state.tell(self._hooks.step_finished, step, result)
         finally:
             self._state.roster.advancing_to = NOBODY
@@ -395,6 +410,8 @@ class Scheduler:
         step = self.step
         step.end = now
         self._state.steady = False
+        if self._state.awaited is not None:
+            self._state.awaited.put_off.clear()
         if step._num_riding:
             self._state.disband(step)
         for fresh in step._fresh.values():  # registered, and now never computed
@@ -410,8 +427,68 @@ class Scheduler:
                 request.error = error
                 self._state.end(request, "error")
         step.events.append({"step": step.index, "kind": "backend_fault", "error": error, "retried": retry})
-        self._tell_end(step, [(r, "error") for r in step.finished], (), {})
+        self._tell_end(step, [(r, "error") for r in step.finished], StepResult((), now - step.now))
         return step
+
+    # Overlap ------------------------------------------------------------------------------------------------
+
+    def expect(self, batch: Batch, collect: Callable[[], StepResult], now_ns: Callable[[], int]) -> Step:
+        """Take the last batch for executed while it is still under way, so that the next one can be scheduled.
+
+        Each of its rows that samples counts as having got its token, whose value is not known yet. Who ends by its
+        length ends now; who ends by its token goes on until ``settle``. Observers are told of the step, and what they
+        read of it that is not known yet is waited for.
+
+        Args:
+            batch: what the last ``schedule`` returned, submitted to the backend.
+            collect: waits for the backend and gives what it sampled; called once.
+            now_ns: nanoseconds of the engine's clock.
+        """
+        if batch is not self._batch or not isinstance(self.step, OverlappedStep):
+            raise BatchwrightError("expect() takes the batch of the last schedule(), once, of a scheduler with overlap")
+        state, step = self._state, self.step
+        awaited = Awaited(state, step, batch, self._vocab_size, collect, now_ns)
+        over: Over = []
+        with awaited.noting_blocks():
+            step.sampled = take_results(state, step, *unknown_tokens(len(awaited.rows)), UNKNOWN, {}, over)
+        awaited.ended = dict(over)
+        awaited.attach()
+        self._advance(step, over)
+        self._tell_end(step, over, AwaitedResult(awaited))
+        return step
+
+    def settle(self, *, retry: bool = False) -> Step:
+        """Take the results of the batch that was expected: waits for them.
+
+        Who stops with its token, or failed, ends now, and its row is taken out of the batch scheduled meanwhile, which
+        ``in_flight`` is from then on. Where the results will never be there (``awaited.fault``) the requests of the
+        expected batch end with an error, or are computed again.
+
+        Args:
+            retry: after a fault, compute them again.
+
+        Returns:
+            The step that was expected, with what was sampled and what finished.
+        """
+        awaited = self._state.awaited
+        if awaited is None:
+            raise BatchwrightError("settle() takes the results of a batch that was expected")
+        awaited.wait()
+        ahead = self.step if self._batch is not None else None
+        settlement = Settlement(self._state, self._builder, self._rules, awaited, ahead)
+        over = settlement.settle(retry=retry)
+        if ahead is not None:
+            self._batch = self._make_batch(ahead)
+        for request in settlement.revived:  # told of its end they have forgotten it
+            self._state.tell(self._hooks.request_arrived, request)
+        for request, reason in over:
+            self._state.tell(self._hooks.request_finished, request, reason)
+        return awaited.step
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """The results that were expected and are not settled."""
+        return self._state.awaited
 
     # Policies and plugins -----------------------------------------------------------------------------------
 

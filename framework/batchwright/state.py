@@ -20,6 +20,7 @@ from batchwright.request import FINISHED, RESIDENT, Request
 from batchwright.roster import Roster
 
 if TYPE_CHECKING:
+    from batchwright.awaited import Awaited
     from batchwright.step import Step
 
 APART = 4
@@ -46,6 +47,7 @@ class State:
         num_admissions: admissions so far.
         building: a step is being built; queues are frozen.
         events: of detectors and faults between two steps, told with the next.
+        awaited: the step that was taken for executed and whose results are not settled; None without overlap.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class State:
         self.num_apart = 0
         self.steady = False
         self.num_admissions = 0
+        self.awaited: Awaited | None = None
 
     def end(self, request: Request, reason: str) -> None:
         """End an unfinished request; its blocks are free when this returns."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_intdigest
 
+from batchwright.awaited import is_awaited
 from batchwright.hookspecs import hookimpl
 from batchwright.lab.records import OfferedRecord, RequestRecord, Status, StepRecord
 
@@ -43,6 +45,7 @@ class Recorder:
         self._appends: dict[Request, Callable[[int], None]] = {}
         self._ended: list[Request] = []
         self._events: list[dict[str, Any]] = []  # of the last step
+        self._open: Callable[[], None] | None = None  # completes the last step, whose end was not known
 
     def start(self, clock: Clock) -> int:
         """The run starts now: times in records count from here. Gives the moment in the clock's nanoseconds."""
@@ -99,7 +102,30 @@ class Recorder:
 
     @hookimpl
     def step_finished(self, step: Step) -> None:
-        """Keep the step, and a time for each token."""
+        """Keep the step, and a time for each token; with overlap they are not there yet and come with the next."""
+        self._close_step()
+        batch = array("i", map(self._rows.__getitem__, step.batch))
+        if step.num_prefill_tokens + step.num_decodes != len(batch):  # otherwise each has one token
+            batch.extend([request.num_scheduled for request in step.batch])
+        self.batches.append(xxh3_64_intdigest(batch))
+        counts = (
+            step.num_prefill_tokens,
+            step.num_decodes,
+            len(step.preempted),
+            len(step.waiting),
+            len(step.running),
+            step.free_blocks,
+        )
+        self._take_events()
+        self._events = step.events  # more may come until the next step
+        ended, self._ended = self._ended, []
+        if is_awaited(step):
+            self._open = partial(self._complete, step, counts, ended)
+        else:
+            self._complete(step, counts, ended)
+
+    def _complete(self, step: Step, counts: tuple[int, int, int, int, int, int], ended: list[Request]) -> None:
+        """Its end is known now, or waited for."""
         end = step.end
         if end is None:
             raise RuntimeError("step_finished was called for a step that has no end")
@@ -107,29 +133,22 @@ class Recorder:
         appends = self._appends
         for request in step.sampled:
             appends[request](end)
-        batch = array("i", map(self._rows.__getitem__, step.batch))
-        if step.num_prefill_tokens + step.num_decodes != len(batch):  # otherwise each has one token
-            batch.extend([request.num_scheduled for request in step.batch])
-        self.batches.append(xxh3_64_intdigest(batch))
-        self.steps.append(
-            StepRecord(
-                step.index,
-                step.now - self._start_ns,
-                end,
-                step.num_prefill_tokens,
-                step.num_decodes,
-                len(step.preempted),
-                len(step.waiting),
-                len(step.running),
-                step.free_blocks,
-            )
-        )
-        self._take_events()
-        self._events = step.events  # more may come until the next step
-        if self._ended:
-            for request in self._ended:
+        # Scheduled while the step before it was executed, it began when that one ended.
+        start = max(step.now - self._start_ns, self.steps[-1].end_ns if self.steps else 0)
+        self.steps.append(StepRecord(step.index, start, end, *counts))
+        for request in ended:
+            if request.is_finished:
+                self._end(request)
                 self._forget(request)
-            self._ended.clear()
+            else:  # its last token was lost, and it runs again
+                record = self._records[request.request_id]
+                record.finish_reason = record.finish_ns = None
+                self.num_ended -= 1
+
+    def _close_step(self) -> None:
+        if self._open is not None:
+            complete, self._open = self._open, None
+            complete()
 
     @hookimpl
     def request_finished(self, request: Request, reason: str) -> None:
@@ -137,16 +156,21 @@ class Recorder:
         record = self._records.get(request.request_id)
         if record is None:
             return  # the run is over, and the engine aborts what is left as it closes
-        self._settle(request, record)
         record.finish_reason = reason
+        if self._clock is not None:
+            record.finish_ns = self._clock.now_ns() - self._start_ns
+        self._ended.append(request)
+        self.num_ended += 1
+
+    def _end(self, request: Request) -> None:
+        """What is known of a request that has ended; of its last token with the step that brought it."""
+        record = self._records[request.request_id]
+        self._settle(request, record)
+        record.finish_reason = reason = str(request.finish_reason)
         record.status = _status(reason)
         record.error = request.error
         if record.status == "finished" and request.last_token_ns is not None:
             record.finish_ns = request.last_token_ns - self._start_ns
-        elif self._clock is not None:
-            record.finish_ns = self._clock.now_ns() - self._start_ns
-        self._ended.append(request)
-        self.num_ended += 1
 
     def finish(self, *, interrupted: bool = False) -> list[RequestRecord]:
         """The run is over: records of all requests, in the order in which they were offered. Later calls are ignored.
@@ -157,6 +181,9 @@ class Recorder:
         Raises:
             RuntimeError: a record has not one time for each token: an observer call was lost.
         """
+        self._close_step()
+        for request in self._ended:  # since the last step
+            self._end(request)
         for request in self._rows:
             record = self._records[request.request_id]
             if record.status == "unfinished":
