@@ -60,7 +60,7 @@ class Dlpm(Ranked):
         ),
         evidence={
             "property tested": "a client's lead is bounded where lpm's is not; more cached tokens than vtc",
-            "from the paper only": "D2LPM, which is left out",
+            "from the paper only": "its rules: from memory of its text; D2LPM, which is left out",
         },
     )
 

@@ -35,9 +35,10 @@ class HrrnParams(Params):
 class Hrrn(Ordered):
     """Whoever has waited longest for the service it needs goes first (highest response ratio next).
 
-    Source: Brinch Hansen, "An Analysis of Response Ratio Scheduling", IFIP Congress 1971. The response ratio is
-    (waiting + service) / service. Service is taken as the prompt tokens that the prefix cache leaves to compute, which
-    is what ``lpm`` orders by, and ``base_tokens`` for all the rest; the ratio orders alike in tokens and in seconds.
+    Source: Brinch Hansen, "An Analysis of Response Ratio Scheduling", IFIP Congress 1971; on a prefix cache as in
+    sgl-project/sglang, commit 00550cd, policy ``hrrn``. The response ratio is (waiting + service) / service. Service is
+    taken as the prompt tokens that the prefix cache leaves to compute, and ``base_tokens`` for all the rest; the ratio
+    orders alike in tokens and in seconds.
 
     Of two that came together the better cached goes first, and every wait ends, since a ratio grows without bound. The
     order moves by itself, so it is not kept: a step costs O(residents), and where there is room the look-up and sorting
@@ -48,7 +49,8 @@ class Hrrn(Ordered):
     params: HrrnParams
     scans_waiting = False  # but for a bounded number
     card: ClassVar[Card] = Card(
-        source='Brinch Hansen, "An Analysis of Response Ratio Scheduling", IFIP Congress 1971',
+        source='Brinch Hansen, "An Analysis of Response Ratio Scheduling", IFIP Congress 1971; on a prefix cache as in '
+        "sgl-project/sglang, commit 00550cd, python/sglang/srt/managers/schedule_policy.py, policy hrrn",
         rules={
             "the highest (waiting + service) / service goes first": "in_order",
             "service is known in advance": "in_order",
@@ -57,9 +59,14 @@ class Hrrn(Ordered):
         deviations=(
             "service is the prefill left by the prefix cache, and a constant: how long an answer will be is not known",
             "waiting counts from the arrival, through a preemption too",
-            "only the oldest scan requests are compared",
+            "SGLang measures waiting in prompt tokens computed meanwhile, and has nothing like base_tokens: whoever is "
+            "cached whole goes first there",
+            "only the oldest scan requests are compared; SGLang goes by arrival with more than 128 waiting",
         ),
-        evidence={"property tested": "about lpm's mean latency and a lower p99; every wait ends"},
+        evidence={
+            "property tested": "about lpm's mean latency and a lower p99; every wait ends",
+            "from the paper only": "SGLang's order: compared with its text, no decisions of it were recorded",
+        },
     )
 
     def in_order(self, step: Step) -> Iterable[Request]:

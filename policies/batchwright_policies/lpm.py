@@ -36,10 +36,10 @@ class LpmParams(Params):
 class Lpm(Ordered):
     """Waiting requests by the length of their cached prefix, the longest first (SGLang's policy).
 
-    Source: sgl-project/sglang, ``python/sglang/srt/managers/schedule_policy.py``, policy ``lpm``. Whoever has the most
-    tokens in the prefix cache goes first; equals by arrival. Of waiting requests that share their first 32 tokens and
-    have no more than that cached, only the first is offered early: when it is computed the others hit it. Long queues
-    fall back to first come, first served.
+    Source: sgl-project/sglang, commit 00550cd, ``python/sglang/srt/managers/schedule_policy.py``, ``lpm``. Whoever has
+    the most tokens in the prefix cache goes first; equals by arrival. Of waiting requests that share their first 32
+    tokens and have no more than that cached, only the first is offered early: when it is computed the others hit it.
+    Long queues fall back to first come, first served.
 
     It saves the most prefill, and starves who shares nothing: set ``max_passes``, or use ``hrrn``. A step costs
     O(residents), and where there is room the look-up and sorting of at most ``fifo_above`` prefixes, whatever waits.
@@ -49,7 +49,7 @@ class Lpm(Ordered):
     params: LpmParams
     scans_waiting = False  # but for a bounded number
     card: ClassVar[Card] = Card(
-        source="sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py, policy lpm",
+        source="sgl-project/sglang, commit 00550cd, python/sglang/srt/managers/schedule_policy.py, policy lpm",
         rules={
             "sort the waiting queue by the matched prefix, the longest first": "in_order",
             "with more than 128 waiting, first come, first served": "Params.fifo_above",
@@ -59,13 +59,15 @@ class Lpm(Ordered):
         deviations=(
             "decodes run in every step, as with --enable-mixed-chunk; there a step is of prompts or of decodes",
             "no share of max_tokens is reserved for running requests (new_token_ratio)",
+            "a prefix is matched by whole blocks; the in-batch check looks at the prompt alone, not at what an evicted "
+            "one had answered",
             "when a decode lacks a block the newest resident outside the batch is evicted, not the one with the "
             "fewest output tokens",
             "ageing (max_passes) is an addition, off by default",
         ),
         evidence={
             "property tested": "computes fewer prompt tokens than FIFO; ageing bounds passes, without it one starves",
-            "from the paper only": "its order: from the source's text, no decisions of it were recorded",
+            "from the paper only": "its order: compared with the source's text, no decisions of it were recorded",
         },
     )
 

@@ -16,7 +16,7 @@ from batchwright.step import Step
 class MaxUtilization(Ordered):
     """Everybody who fits now is started; when blocks run out the last started is paused (MAX_UTILIZATION).
 
-    Source: NVIDIA/TensorRT-LLM, capacity scheduler policy ``MAX_UTILIZATION``,
+    Source: NVIDIA/TensorRT-LLM, commit 02a10fe, capacity scheduler policy ``MAX_UTILIZATION``,
     ``cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp``, class ``MaxUtilizationScheduler``. A request needs blocks
     for its present length only, whatever ``max_tokens`` says. In a step in which somebody is paused nobody starts.
 
@@ -31,17 +31,23 @@ class MaxUtilization(Ordered):
         Need("admission", "preemption", "whoever runs is paused for want of blocks only", {"preemptive": False}),
     )
     card: ClassVar[Card] = Card(
-        source="NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, MaxUtilizationScheduler",
+        source="NVIDIA/TensorRT-LLM, commit 02a10fe, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, "
+        "MaxUtilizationScheduler",
         rules={
             "requests in order, each if its blocks of this step are free": "admission",
             "a request that starts needs the blocks of its prompt": "reservation",
             "if there is no room, the last started of those not yet scheduled is paused, perhaps itself": "preemption",
             "who stands behind a paused one is not looked at": "admission",
         },
-        deviations=("a paused request is recomputed, less its cached prefix; nothing is copied to host memory",),
+        deviations=(
+            "a paused request is recomputed, less its cached prefix",
+            "started requests come before waiting ones; there all stand in one list by arrival, where a waiting one "
+            "that does not fit pauses those that were started behind it",
+            "a request whose prefix another one is just computing is not held back for it (beneficialToSkip)",
+        ),
         evidence={
             "property tested": "fills the pool, pauses the last started, starts nobody in that step",
-            "from the paper only": "its order of requests: from the source's text, no decisions of it were recorded",
+            "from the paper only": "its order: compared with the source's text, no decisions of it were recorded",
         },
     )
 

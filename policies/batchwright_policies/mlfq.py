@@ -12,8 +12,8 @@ from batchwright_policies.levels import Levels
 class Mlfq(Levels):
     """Whoever has had the least service first, in levels; long prompts join below the top (FastServe's policy).
 
-    Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (FastServe), 2023, section 4.1:
-    the skip-join multi-level feedback queue. A request joins the first level whose quantum covers its prompt; when it
+    Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models", 2023 (FastServe, NSDI 2026): the
+    skip-join multi-level feedback queue. A request joins the first level whose quantum covers its prompt; when it
     has used a level's quantum it goes down. A lower level passes a higher one at any step; within a level the order is
     that of arrival. Whoever starves is put on top.
 
@@ -24,8 +24,8 @@ class Mlfq(Levels):
     """
 
     card: ClassVar[Card] = Card(
-        source='Wu et al., "Fast Distributed Inference Serving for Large Language Models" (FastServe), 2023, '
-        "arXiv:2305.05920, section 4.1",
+        source='Wu et al., "Fast Distributed Inference Serving for Large Language Models", 2023, arXiv:2305.05920 '
+        "(FastServe, NSDI 2026), skip-join multi-level feedback queue",
         rules={
             "a job skips the levels whose quantum its first iteration exceeds": "level_of_first",
             "quanta grow by a constant ratio": "Params.ratio",
@@ -41,7 +41,8 @@ class Mlfq(Levels):
         ),
         evidence={
             "property tested": "mean latency below FIFO's under heavy tails, not with equal lengths; starvation ends",
-            "from the paper only": "proactive swapping, which is left out",
+            "from the paper only": "how quanta grow and who is promoted: from memory of its text; proactive swapping, "
+            "which is left out",
         },
     )
 

@@ -16,7 +16,7 @@ from batchwright.step import Step
 class NoEvict(Ordered):
     """A request starts once the blocks to its end are there, so nobody is ever evicted (GUARANTEED_NO_EVICT).
 
-    Source: NVIDIA/TensorRT-LLM, capacity scheduler policy ``GUARANTEED_NO_EVICT`` (its default),
+    Source: NVIDIA/TensorRT-LLM, commit 02a10fe, capacity scheduler policy ``GUARANTEED_NO_EVICT`` (its default),
     ``cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp``, class ``GuaranteedNoEvictScheduler``. Running requests go
     first; waiting ones start by arrival while the blocks of prompt + max_tokens - 1 tokens are free for each, and the
     first that does not fit stops the rest. Prompts may be cut.
@@ -33,7 +33,8 @@ class NoEvict(Ordered):
         Need("admission", "preemption", "it evicts nobody", {"preemptive": False}),
     )
     card: ClassVar[Card] = Card(
-        source="NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, GuaranteedNoEvictScheduler",
+        source="NVIDIA/TensorRT-LLM, commit 02a10fe, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, "
+        "GuaranteedNoEvictScheduler",
         rules={
             "requests in progress are always scheduled": "residents",
             "a request starts if the blocks to its completion are free, after those of all in progress": "reservation",
@@ -45,7 +46,7 @@ class NoEvict(Ordered):
         ),
         evidence={
             "property tested": "never an eviction, on any pool; chunks beside decodes",
-            "from the paper only": "its order of requests: from the source's text, no decisions of it were recorded",
+            "from the paper only": "its order: compared with the source's text, no decisions of it were recorded",
         },
     )
 

@@ -61,7 +61,7 @@ class Plas(Levels):
         ),
         evidence={
             "property tested": "short programs end before long ones whose single calls are shorter",
-            "from the paper only": "ATLAS and the load balancer, which are left out",
+            "from the paper only": "its rules: from memory of its text; ATLAS and the load balancer: left out",
         },
     )
 

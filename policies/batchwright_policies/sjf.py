@@ -39,8 +39,8 @@ class Sjf(Ranked):
     params: SjfParams
     stationary = True
     card: ClassVar[Card] = Card(
-        source='Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024; Qiu et al., "Efficient '
-        'Interactive LLM Serving with Proxy Model-based Sequence Length Prediction", 2024',
+        source='Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024, arXiv:2408.15792; Qiu et al., '
+        '"Efficient Interactive LLM Serving with Proxy Model-based Sequence Length Prediction", 2024, arXiv:2404.08509',
         rules={
             "the waiting queue is ordered by predicted output length": "rank",
             "running requests are not interrupted": "preemptive",
@@ -52,7 +52,7 @@ class Sjf(Ranked):
         ),
         evidence={
             "property tested": "mean latency below FIFO's; the bound of ageing on who passes",
-            "from the paper only": "gains with a learned predictor",
+            "from the paper only": "gains with a learned predictor; the rule against starvation: from memory of it",
         },
     )
 

@@ -47,7 +47,8 @@ class Srpt(Ranked):
     params: SrptParams
     preemptive = True
     card: ClassVar[Card] = Card(
-        source='Shahout et al., "Don\'t Stop Me Now: Embedding Based Scheduling for LLMs" (TRAIL), ICLR 2025',
+        source='Shahout et al., "Don\'t Stop Me Now: Embedding Based Scheduling for LLMs" (TRAIL), ICLR 2025, '
+        "arXiv:2410.01035",
         rules={
             "the shortest predicted remaining length first": "rank",
             "preemptible only while its age is below C times its prediction": "Params.preemptible_share",
@@ -59,7 +60,7 @@ class Srpt(Ranked):
         ),
         evidence={
             "property tested": "mean latency below FIFO's; degrades smoothly with the noise of the predictions",
-            "from the paper only": "gains with refined predictions",
+            "from the paper only": "gains with refined predictions; the default share, C = 0.8: from memory of it",
         },
     )
 

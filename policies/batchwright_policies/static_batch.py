@@ -34,7 +34,8 @@ class StaticBatch(Ordered):
         Need("admission", "preemption", "it evicts nobody", {"preemptive": False}),
     )
     card: ClassVar[Card] = Card(
-        source='NVIDIA/FasterTransformer, as described in Yu et al., "Orca", OSDI 2022, section 2',
+        source='NVIDIA/FasterTransformer, as described in Yu et al., "Orca", OSDI 2022, section 2; the same rule as '
+        "STATIC_BATCH of NVIDIA/TensorRT-LLM, commit 02a10fe, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp",
         rules={
             "the engine processes one batch of requests to its end": "admission",
             "requests that arrive meanwhile wait for the next batch": "admission",

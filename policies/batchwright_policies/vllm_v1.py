@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Field
 
 from batchwright.card import Card
 from batchwright.hookspecs import HOLD, Hold, hookimpl
+from batchwright.lazy_heap import LazyHeap
 from batchwright.limits import Limits
 from batchwright.policy import Params, Policy
 from batchwright.request import Request
@@ -77,9 +77,7 @@ class VllmV1(Policy):
     def __init__(self, params: VllmV1Params | None = None, **values: object) -> None:
         super().__init__(params, **values)
         self._by_priority = self.params.scheduling_policy == "priority"
-        self._heap: list[tuple[int, int, int, Request]] = []  # who waits, and entries of some who no longer do
-        self._offered: list[Request] = []  # taken from the heap in the last step
-        self._num_pushed = 0
+        self._queue: LazyHeap[Request] = LazyHeap(_place)  # who waits, where priorities order them
 
     def defaults(self, limits: Limits) -> Mapping[str, Any]:
         """vLLM's bound on residents and its prefix cache."""
@@ -103,7 +101,7 @@ class VllmV1(Policy):
                         return  # it was the worst itself, and those behind it stay out of this step
         if step.preempted:
             return
-        for request in self._in_order() if self._by_priority else step.waiting:
+        for request in self._queue.in_order() if self._by_priority else step.waiting:
             if not step.budget or step.blocks_needed(request, request.num_tokens) > step.free_blocks:
                 return
             yield request
@@ -130,8 +128,7 @@ class VllmV1(Policy):
         if request.is_waiting:
             return HOLD
         if self._by_priority:
-            residents = (r for r in chain(step.running, step.batch) if r.is_resident)
-            return max(residents, key=lambda r: (r.priority, r.arrival_index))
+            return max((r for r in chain(step.running, step.batch) if r.is_resident), key=_place)
         return step.evictable[-1] if step.evictable else request
 
     # Under ``priority`` the waiting queue is kept as a heap, so that a step does not look at all who wait.
@@ -139,45 +136,36 @@ class VllmV1(Policy):
     @hookimpl
     def policy_attached(self, step: Step) -> None:
         """Take over who waits."""
-        self._rebuild(step.waiting)
+        self._queue.fill(step.waiting if self._by_priority else ())
+
+    @hookimpl
+    def step_started(self, step: Step) -> None:
+        """Begin anew where a fault kept an observer from seeing somebody come or go."""
+        if self._by_priority and len(self._queue) != len(step.waiting):
+            self._queue.fill(step.waiting)
 
     @hookimpl
     def request_arrived(self, request: Request) -> None:
         """It waits from now on."""
-        self._push(request)
+        if self._by_priority:
+            self._queue.push(request)
 
     @hookimpl
     def request_preempted(self, victim: Request) -> None:
         """It waits again."""
-        self._push(victim)
+        if self._by_priority:
+            self._queue.push(victim)
 
     @hookimpl
-    def step_started(self, step: Step) -> None:
-        """Put back who was offered room in the last step and still waits."""
-        if not self._by_priority:
-            return
-        if self._offered:
-            offered, self._offered = self._offered, []
-            for request in offered:
-                if request.is_waiting:
-                    self._push(request)
-        if len(self._heap) > 2 * len(step.waiting) + 100:  # most entries are of requests that no longer wait
-            self._rebuild(step.waiting)
+    def request_admitted(self, request: Request) -> None:
+        """It waits no longer."""
+        self._queue.discard(request)
 
-    def _in_order(self) -> Iterator[Request]:
-        while self._heap:
-            request = heapq.heappop(self._heap)[-1]
-            if request.is_waiting:
-                self._offered.append(request)
-                yield request
+    @hookimpl
+    def request_finished(self, request: Request) -> None:
+        """It waits no longer, if it did."""
+        self._queue.discard(request)
 
-    def _push(self, request: Request) -> None:
-        if self._by_priority:
-            self._num_pushed += 1
-            heapq.heappush(self._heap, (request.priority, request.arrival_index, self._num_pushed, request))
 
-    def _rebuild(self, waiting: Iterable[Request]) -> None:
-        self._heap.clear()
-        self._offered.clear()
-        for request in waiting:
-            self._push(request)
+def _place(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival_index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -27,20 +27,19 @@ class VtcParams(Params):
 class Vtc(Ranked):
     """The client that was served least goes first; who was away gains nothing by it (virtual token counters).
 
-    Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, Algorithm 2, and its weighted variant.
-    A client (``client_id``) is charged for its prompt when a request is admitted and for each output token, divided by
-    its ``weight``. The waiting request of the client with the lowest counter goes first. A client that comes back is
-    lifted to the lowest counter of those that wait.
+    Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with its weighted variant. A client
+    (``client_id``) is charged for a prompt at its admission and for each output token, divided by its ``weight``. The
+    client with the lowest counter goes first; one that comes back is lifted to the lowest of those that wait.
 
     While two clients have requests waiting, the service that they get differs by at most
-    2 · max(w_p · longest prompt, w_q · tokens of the pool) (Theorem 4.4). When blocks run out, whoever belongs to the
-    client served most is evicted. A step costs O(log clients) for each newcomer it looks at, and O(residents).
+    2 · max(w_p · longest prompt, w_q · tokens of the pool), as the paper proves. When blocks run out, the client served
+    most loses a request. A step costs O(log clients) for each newcomer it looks at, and O(residents).
     """
 
     Params = VtcParams
     params: VtcParams
     card: ClassVar[Card] = Card(
-        source='Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, Algorithm 2',
+        source='Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588',
         rules={
             "a client that was not waiting is lifted to the lowest counter of those that are": "request_arrived",
             "if nobody is, to that of the last client that left the queue": "_note_left",
@@ -50,13 +49,16 @@ class Vtc(Ranked):
             "weighted: charges are divided by the client's weight": "_input_cost",
         },
         deviations=("who was evicted is charged for its prompt once, not again for the recompute",),
-        evidence={"property tested": "the bound of Theorem 4.4 for two backlogged clients, weighted too"},
+        evidence={
+            "property tested": "its bound for two backlogged clients, weighted too",
+            "from the paper only": "its rules and the proof of the bound: from memory of its text",
+        },
     )
 
     def __init__(self, params: VtcParams | None = None, **values: object) -> None:
         super().__init__(params, **values)
         self._counters: dict[Client, float] = {}
-        self._charging: dict[Client, float] = {}  # for admissions of the step that is being built
+        self._charging: defaultdict[Client, float] = defaultdict(float)  # for admissions of the step being built
         self._charged: set[Request] = set()  # for their prompt
         self._open: Counter[Client] = Counter()  # unfinished requests
         self._left = 0.0  # counter of the last client whose last waiting request left the queue
@@ -75,15 +77,16 @@ class Vtc(Ranked):
         """The oldest of the client that was served least, each admission charged at once."""
         for request in self._clients.in_order():
             yield request
-            if request.num_scheduled and request not in self._charged:
-                self._charging.setdefault(request.client_id, 0.0)
+            if request.num_scheduled:
                 self._charging[request.client_id] += self._input_cost(request)
 
     def _service(self, client: Client) -> float:
         return self._counters.get(client, 0.0) + self._charging.get(client, 0.0)
 
     def _input_cost(self, request: Request) -> float:
-        return self.params.input_weight * request.num_prompt_tokens / request.weight
+        """Nothing for a prompt that was charged before."""
+        cost = self.params.input_weight * request.num_prompt_tokens / request.weight
+        return cost if request not in self._charged else 0.0
 
     def _floor(self) -> float:
         """The lowest counter of a client that waits; if nobody does, of the last that did."""
@@ -93,10 +96,10 @@ class Vtc(Ranked):
     def policy_attached(self, step: Step) -> None:
         """All clients begin equal."""
         everybody = (*step.waiting, *step.running)
-        self._open = Counter(r.client_id for r in everybody)
+        self._open, self._left = Counter(r.client_id for r in everybody), 0.0
         self._counters = dict.fromkeys(self._open, 0.0)
         self._charged = {r for r in everybody if r.first_scheduled_ns is not None}
-        self._charging, self._left = {}, 0.0
+        self._charging.clear()
         super().policy_attached(step)
 
     @hookimpl
@@ -113,18 +116,17 @@ class Vtc(Ranked):
         """Its client is lifted if none of its requests was waiting."""
         client = request.client_id
         self._open[client] += 1
-        self._counters.setdefault(client, 0.0)
+        known = self._counters.setdefault(client, 0.0)
         if client not in self._clients:
-            self._counters[client] = max(self._counters[client], self._floor())
+            self._counters[client] = max(known, self._floor())
         super().request_arrived(request)
 
     @hookimpl
     def request_admitted(self, request: Request) -> None:
         """Its client is charged for the prompt."""
         self._charging.pop(request.client_id, None)  # its counter says so from now on
-        if request not in self._charged:
-            self._charged.add(request)
-            self._counters[request.client_id] += self._input_cost(request)
+        self._counters[request.client_id] += self._input_cost(request)
+        self._charged.add(request)
         super().request_admitted(request)
         self._note_left(request.client_id)
 

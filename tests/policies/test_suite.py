@@ -1,4 +1,4 @@
-"""What holds for every policy of the suite: cards, tests that can fail, scenarios L4, L6, P4, P5 and P10."""
+"""What holds for all policies of the suite: cards, tests that can fail, scenarios L4, L6, P3, P4, P5, P7, P10, A2."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from typing import Any
 
 import pytest
 
-from batchwright import Policy
+from batchwright import Policy, PolicyError, Step, hookimpl
 from batchwright.card import EVIDENCE, Card
+from batchwright.config import DetectorConfig
+from batchwright.detectors import Detectors
 from batchwright.errors import PluginError
 from batchwright_policies.prefill_first import PrefillFirst
 from batchwright_policies.stall_free import StallFree
+from batchwright_policies.vllm_v1 import VllmV1
 from policies.drive import Job, Outcome, run
-from policies.suite import SUITE, WHOLE
+from policies.suite import SUITE, VICTIMS, WHOLE
+from policies.test_victims import p7, tax
+from toolbox import check_whole, expected_of, make_engine, make_request
 
 every = pytest.mark.parametrize("name", SUITE)
 every_whole = pytest.mark.parametrize("name", WHOLE)
+ALL: dict[str, type[Policy]] = {**WHOLE, "prefill_first": PrefillFirst, "stall_free": StallFree, "vllm_v1": VllmV1}
+"""Every shipped policy that admits."""
 
 
 # Cards -----------------------------------------------------------------------------------------------------------
@@ -76,9 +83,9 @@ def l4(policy: Policy, more: list[Job] | None = None) -> Outcome:
     return run(policy, [*jobs, *(more or [])], bs=4, P=8, T=64, S=64)
 
 
-@every_whole
+@pytest.mark.parametrize("name", ALL)
 def test_l4_who_is_blocked_is_overtaken_by_nobody_behind_it(name: str) -> None:
-    outcome = l4(WHOLE[name]())
+    outcome = l4(ALL[name]())
     if name in ("sjf", "srpt", "hrrn"):  # they put the short ones first, and offer room in that order
         assert first_step(outcome, "third") <= 1
     else:
@@ -101,6 +108,20 @@ def test_l6_stall_free_keeps_its_static_chunk_and_says_so() -> None:
     outcome = run(StallFree(chunk_size=4096), [job("long", 9000, 2)], T=16_384)
     assert outcome.batches[:3] == [[("long", 4096)], [("long", 4096)], [("long", 808)]]
     assert "a lone prompt is cut to it" in (StallFree.Params.model_fields["chunk_size"].description or "")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_p3_who_reserves_the_prompt_computes_each_token_once(name: str) -> None:
+    policy = ALL[name](**({"quantum": 100} if name in ("mlfq", "plas") else {}))  # long enough to pass nobody
+    budget = 64 if policy.chunks else 512
+    thrash: list[Any] = []
+
+    def watch(outcome: Outcome, now: float) -> None:
+        thrash.extend(e for e in outcome.scheduler.step.events if e["kind"] == "thrash")
+
+    jobs = [job(f"j{k}", 399, 30) for k in range(4)] + [job("last", 400, 2)]
+    outcome = run(policy, jobs, bs=16, P=110, T=budget, S=64, watch=watch, plugins=[Detectors(DetectorConfig())])
+    assert outcome.num_prefill_tokens == 1996 and outcome.evictions == [] and thrash == []
 
 
 BETTER = {
@@ -157,6 +178,17 @@ def test_p5_equals_never_evict_each_other(name: str) -> None:
     assert [who for _, who in outcome.admissions] == [f"j{k}" for k in range(12)]
 
 
+P7 = {"cheapest": ("c16", 16), "newest": ("c240", 240), "lowest_priority": ("c240", 240), "most_blocks": ("c240", 240)}
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_p7_the_recompute_tax_of_each_victim(name: str) -> None:
+    victim, wasted = P7[name]  # with equal priorities the latest arrival goes
+    outcome = p7(VICTIMS[name]())
+    assert [who for _, who in outcome.evictions] == [victim]
+    assert tax(outcome) == wasted / 300
+
+
 @every_whole
 def test_p10_residents_go_on_whatever_becomes_of_newcomers(name: str) -> None:
     """With room in the batch for all, every decode runs in every step, or is evicted."""
@@ -197,3 +229,73 @@ def test_p10_would_show_in_fifo() -> None:
             test_p10_residents_go_on_whatever_becomes_of_newcomers("fifo")
         finally:
             del WHOLE["fifo"]
+
+
+# A2: whoever breaks a rule beside whatever policy ---------------------------------------------------------------------
+
+
+class Breaks:
+    """A wrapper that spoils every fourth answer of one decision."""
+
+    name = "breaks"
+
+    def __init__(self, hook: str, answer: Any) -> None:
+        self.num_calls = self.num_broken = 0
+
+        def spoil(step: Step) -> Any:
+            given = yield
+            self.num_calls += 1
+            if self.num_calls % 4:
+                return given
+            self.num_broken += 1
+            return answer
+
+        setattr(self, hook, hookimpl(wrapper=True)(spoil))
+
+
+SPOILT = {
+    "no iterable": ("admission", 5),
+    "no request": ("admission", [7]),
+    "nothing": ("admission", ()),
+    "no number": ("chunking", "all"),
+    "below 0": ("chunking", -1),
+    "above what is pending": ("chunking", 10**6),
+    "blocks below 0": ("reservation", -1),
+    "no victim": ("preemption", "you"),
+}
+
+
+def a2(name: str, fault: str, on_policy_error: str) -> tuple[Breaks, list[PolicyError], Any]:
+    hook, answer = SPOILT[fault]
+    plugin = Breaks(hook, answer)
+    engine, tape = make_engine(ALL[name](), P=18, T=24, plugins=[plugin], on_policy_error=on_policy_error)
+    for k in range(6):
+        engine.add_request(make_request(str(k), 8, 14, priority=k % 3))
+    errors = []
+    for _ in range(600):
+        if not engine.has_unfinished():
+            break
+        try:
+            engine.step()
+        except PolicyError as error:
+            errors.append(error)
+        check_whole(engine.scheduler)
+    assert set(tape.reasons) == set("012345") and set(tape.reasons.values()) == {"length"}
+    for request in tape.requests.values():
+        assert request.output_token_ids == expected_of(request)
+    return plugin, errors, (engine, tape)
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+@pytest.mark.parametrize("name", ALL)
+def test_a2_a_broken_rule_beside_any_policy_is_named_and_changes_no_token(name: str, fault: str) -> None:
+    plugin, errors, _ = a2(name, fault, "raise")
+    assert len(errors) == plugin.num_broken
+    assert all("breaks" in e.plugin and e.hook == SPOILT[fault][0] for e in errors)
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+@pytest.mark.parametrize("name", ALL)
+def test_a2_in_a_fallback_the_default_policy_ends_the_step(name: str, fault: str) -> None:
+    plugin, errors, (engine, tape) = a2(name, fault, "fallback")
+    assert errors == [] and engine.scheduler.num_policy_faults == len(tape.events("policy_fault")) == plugin.num_broken

@@ -215,7 +215,7 @@ def test_the_heap_does_not_grow_where_another_policy_admits():
     for k in range(2000):
         add(scheduler, f"{chr(65 + k % 20)}{k}", 5, max_tokens=1)
         step(scheduler)
-    assert len(policy._heap) < 200
+    assert len(policy._queue._heap) < 200
 
 
 def test_with_nobody_waiting_residents_are_offered_as_a_whole():
