@@ -12,6 +12,7 @@ from batchwright_policies.lpm import Lpm
 from batchwright_policies.vtc import Vtc
 from policies.defining import Make, defines
 from policies.drive import Job, Outcome, make_scheduler, run
+from policies.test_ranked import fifo_of
 from toolbox import prompt_of
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
@@ -66,16 +67,31 @@ def test_vtc_bounds_the_gap_of_two_backlogged_clients_by_its_theorem(until: floa
     gap = Gap("a", "b")
     outcome = run(Vtc(), floods(weights=weights), S=8, until=until, watch=gap)
     assert {r.client_id for r in outcome.scheduler.waiting} == {"a", "b"}  # both still have a backlog
-    assert gap.most <= 2 * max(INPUT_WEIGHT * 60, OUTPUT_WEIGHT * most_tokens(8))
+    assert gap.most <= BOUND
     share = Counter(r.client_id for r in outcome.requests.values() if r.first_scheduled_ns is not None)
     assert min(share.values()) >= 5  # and both are served
 
 
+def gap_until(make: Make, until: float) -> float:
+    gap = Gap("a", "b")
+    outcome = run(make(), floods(), S=8, until=until, watch=gap)
+    assert {"a", "b"} <= {r.client_id for r in outcome.scheduler.waiting}  # both have a backlog all the while
+    return gap.most
+
+
+BOUND = 2 * max(INPUT_WEIGHT * 60, OUTPUT_WEIGHT * most_tokens(8))
+
+
 @defines(Vtc)
 def test_vtc_keeps_the_gap_where_others_let_it_grow(make: Make):
-    gap = Gap("a", "b")
-    run(make(), floods(), S=8, until=6.0, watch=gap)
-    assert gap.most <= 2 * max(INPUT_WEIGHT * 60, OUTPUT_WEIGHT * most_tokens(8))
+    early, late = gap_until(make, 1.5), gap_until(make, 6.0)
+    assert max(early, late) <= BOUND
+    assert late <= early + INPUT_WEIGHT * 60 + OUTPUT_WEIGHT * 40  # it does not grow but for a request
+
+
+def test_under_fifo_the_gap_grows_with_time():
+    gaps = [gap_until(lambda: fifo_of(8), until) for until in (1.5, 3.0, 6.0)]
+    assert gaps[1] > 1.6 * gaps[0] and gaps[2] > 1.6 * gaps[1] and gaps[2] > 3 * BOUND
 
 
 @defines(Vtc)

@@ -44,6 +44,17 @@ def test_who_reserves_to_the_end_evicts_nobody_and_nobody_overtakes(policy: type
     assert admitted(outcome) == [f"j{k}" for k in range(12)]
 
 
+@pytest.mark.parametrize("policy", [Orca, NoEvict, StaticBatch])
+def test_nor_on_any_other_pool(policy: type[Policy]) -> None:
+    others = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        shape = {"P": rng.randint(13, 24), "bs": 4, "T": rng.choice([50, 80, 120]), "S": rng.randint(2, 12)}
+        assert run(policy(), some_jobs(20, seed), **shape).evictions == [], f"seed {seed}"
+        others += len(run(MaxUtilization(), some_jobs(20, seed), **shape).evictions)
+    assert others > 50
+
+
 def test_and_others_evict_on_that_pool() -> None:
     assert run(MaxUtilization(), some_jobs(), P=13, bs=4, T=64).evictions
 
