@@ -94,6 +94,11 @@ class EngineConfig(BaseModel):
         default=False,
         description="Schedule a step while the one before it is executed. No token changes; not on a simulator.",
     )
+    strict: bool = Field(
+        default=False,
+        description="Show policies everything read-only, so that a write to it is an error that names it. For tests: "
+        "decisions are the same, and take several times as long.",
+    )
     plugins: list[str] = Field(
         default_factory=list, description="Installed plugins whose observers and wrappers run in this engine, by name."
     )

@@ -17,7 +17,7 @@ from pluggy import HookImpl
 
 from batchwright import hookspecs
 from batchwright.active_policy import ActivePolicy
-from batchwright.errors import PluginError
+from batchwright.errors import PluginError, PolicyError
 from batchwright.hookspecs import DECISIONS, IN_STEP, OBSERVERS
 from batchwright.neutral import Neutral
 from batchwright.plugin_checks import check_plugin, hook_methods
@@ -51,6 +51,7 @@ class Decisions:
         policy: the active policy.
         policy_alone: no plugin decides or wraps a decision of a step beside it.
         neutral: what answers where no plugin does.
+        violation: in strict mode, what an observer tried to write to; raised with the next step.
         admission, chunking, reservation, preemption, arrival, predict_output: what to call, or None where nobody
             implements it.
         step_started, step_finished, request_arrived, request_admitted, request_preempted, request_finished: pairs of a
@@ -71,9 +72,11 @@ class Decisions:
     request_finished: tuple[Observer, ...]
     policy_attached: tuple[Observer, ...]
 
-    def __init__(self, policy: ActivePolicy, neutral: Neutral) -> None:
-        """Takes the active policy, and what answers where it does not."""
+    def __init__(self, policy: ActivePolicy, neutral: Neutral, *, strict: bool = False) -> None:
+        """Takes the active policy, and what answers where it does not; ``strict``: hooks are shown all read-only."""
         self.neutral = neutral
+        self.violation: PolicyError | None = None
+        self._strict = strict
         self._plugins: dict[str, object] = {}
         self._who: dict[str, str] = {}
         self._build(policy, {})
@@ -127,6 +130,26 @@ class Decisions:
         for hook in OBSERVERS:
             calls = reversed(getattr(self._manager.hook, hook).get_hookimpls())
             setattr(self, hook, tuple((_direct(i, hook), i.plugin_name) for i in calls))
+        if self._strict:
+            self._put_behind_glass()
+
+    def _put_behind_glass(self) -> None:
+        """Strict mode: policies, and plugins that decide, see images of what is there."""
+        from batchwright.strict import Glass
+
+        glass = Glass({name: part.policy for name, part in self.policy.parts.items()}, self._note_violation)
+        deciding = {n for n, p in self._plugins.items() if any(hook in DECISIONS for hook, _ in hook_methods(p))}
+        for hook in DECISIONS:
+            decide = getattr(self, hook)
+            if decide is not None:
+                setattr(self, hook, glass.decision(hook, decide))
+        for hook in OBSERVERS:
+            bound: tuple[Observer, ...] = getattr(self, hook)
+            watched = {*self.policy.parts, *deciding}
+            setattr(self, hook, tuple((glass.observer(hook, n, c) if n in watched else c, n) for c, n in bound))
+
+    def _note_violation(self, error: PolicyError) -> None:
+        self.violation = self.violation or error
 
     def _bind_decision(self, hook: str) -> Decision | None:
         caller = getattr(self._manager.hook, hook)

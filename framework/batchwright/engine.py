@@ -99,6 +99,7 @@ class Engine:
                 on_policy_error=config.on_policy_error,
                 plugins=[Detectors(config.detectors), *listed, *plugins],
                 predictor=predictor,
+                strict=config.strict,
                 predict_s=self.backend.predict_s if self.backend.predicts else None,
                 default=lambda: default_policy(self.plugins),
                 overlap=config.overlap,

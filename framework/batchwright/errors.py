@@ -84,6 +84,20 @@ class PolicyError(BatchwrightError):
         self.value = value
 
 
+class Written(Exception):
+    """Raised into a hook, in strict mode: it tried to write to what it was shown, or reached for something private.
+
+    The core makes a ``PolicyError`` of it, with rule ``write``.
+
+    Attributes:
+        what: what it tried.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"it {what}: what a hook is shown is read-only (strict mode); keep state in the policy itself")
+        self.what = what
+
+
 class BackendError(BatchwrightError):
     """A backend cannot start, or failed while it executed a step."""
 

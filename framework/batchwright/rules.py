@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from batchwright.decisions import Decisions
-from batchwright.errors import PolicyError
+from batchwright.errors import PolicyError, Written
 from batchwright.hookspecs import HOLD, Refusal
 from batchwright.queues import QueueView
 from batchwright.request import FINISHED, RESIDENT, Request
@@ -50,6 +50,8 @@ class Rules:
 
     def raised(self, step: Step, hook: str, error: Exception) -> PolicyError:
         """The error for something that the policy raised."""
+        if isinstance(error, Written):
+            return self.error(step, hook, "write", str(error), error.what)
         return self.error(step, hook, "raised", f"it raised {type(error).__name__}: {error}", error)
 
     def admission(self, step: Step) -> Iterator[Any]:
@@ -79,6 +81,8 @@ class Rules:
         fault = partial(self._between, "arrival", step_index)
         try:
             answer = decide(request)
+        except Written as error:
+            raise fault("write", str(error), error.what) from error
         except Exception as error:
             raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
         if isinstance(answer, Refusal):
@@ -95,6 +99,8 @@ class Rules:
         fault = partial(self._between, "predict_output", step_index)
         try:
             answer = decide(request)
+        except Written as error:
+            raise fault("write", str(error), error.what) from error
         except Exception as error:
             raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
         if answer is None:

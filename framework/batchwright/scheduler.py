@@ -75,6 +75,7 @@ class Scheduler:
         on_policy_error: Literal["raise", "fallback"] = "raise",
         plugins: Sequence[object] = (),
         predictor: tuple[str, Predictor] | None = None,
+        strict: bool = False,
         predict_s: Callable[[Batch], float | None] | None = None,
         default: Callable[[], Policy] = default_policy,
         overlap: bool = False,
@@ -93,6 +94,7 @@ class Scheduler:
             on_policy_error: ``raise``, or ``fallback``: the default policy builds that step.
             plugins: further objects with hookimpls: observers, wrappers.
             predictor: who predicts output lengths, with its name.
+            strict: hooks of policies are shown everything read-only, and a write is an error that names it.
             predict_s: a backend's estimate of a batch's seconds.
             default: makes the default policy, for what a policy does not answer and for fallbacks.
             overlap: ``expect`` and ``settle`` may take the place of ``update``.
@@ -103,7 +105,7 @@ class Scheduler:
         self.limits = limits if limits is not None else Limits()
         self.blocks = (OverlappedBlocks if overlap else BlockManager)(num_blocks, block_size, prefix_cache)
         self._step_class = OverlappedStep if overlap else Step
-        self._hooks = Decisions(resolve_policy(policy), Neutral(default))
+        self._hooks = Decisions(resolve_policy(policy), Neutral(default), strict=strict)
         if predictor is not None:
             self._hooks.register(predictor[1], f"predictor {predictor[0]}")
         for plugin in plugins:
@@ -291,6 +293,12 @@ class Scheduler:
         counts = [r._scheduled for r in step.batch[riding:]] if riding != len(step.batch) else ()
         roster = self._state.roster if riding else None
         return Batch(step.index, self.blocks.block_size, step.batch, counts, roster=roster)
+
+    def _raise_violation(self) -> None:
+        """Strict mode: an observer of the policy tried to write; with ``fallback`` it is an observer's fault as any."""
+        violation, self._hooks.violation = self._hooks.violation, None
+        if violation is not None and self._on_policy_error == "raise":
+            raise violation
 
     def _raise_violation(self) -> None:
         """Strict mode: an observer of the policy tried to write; with ``fallback`` it is an observer's fault as any."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from batchwright import HOLD, Params, Policy, Request, hookimpl
+from batchwright import HOLD, Card, Params, Policy, Request, hookimpl
 
 CAUGHT_BY: dict[type[Policy], str] = {}
 
@@ -277,6 +277,8 @@ class EvictsTheWaiting(Sound):
 class EvictsInCircles(Sound):
     """Newcomers evict residents, who come back and evict them."""
 
+    preemptive = True
+
     @hookimpl
     def admission(self, step):
         yield from self.newcomers(step)
@@ -383,6 +385,62 @@ class CutsThoughItSaysNot(Sound):
     @hookimpl
     def chunking(self, step, request):
         return min(request.num_pending, step.budget, 5)
+
+
+@caught_by("declarations")
+class EvictsForNewcomersThoughItSaysNot(Sound):
+    """A composite would let it stand beside an admission that counts on its own."""
+
+    @hookimpl
+    def preemption(self, step, request):
+        if request.is_waiting and not request.num_preemptions:
+            return next((r for r in reversed(step.running) if r.is_resident), HOLD)
+        return super().preemption(step, request)
+
+
+@caught_by("declarations")
+class ReservesLessThanItSays(Sound):
+    """It declares that nobody will lack a block."""
+
+    reserves_all = True
+
+    @hookimpl
+    def reservation(self, step, request):
+        return request.num_tokens
+
+
+@caught_by("declarations")
+class CardLeadsNowhere(Sound):
+    """A rule of its card is not in the code."""
+
+    card = Card(source="nobody", rules={"the best goes first": "best"})
+
+
+@caught_by("declarations")
+class NeedsWords(Sound):
+    """Something that is no Need."""
+
+    needs = ("its own reservation",)  # type: ignore[assignment]
+
+
+@caught_by("no_mutation")
+class PutsItBack(Sound):
+    """It alters the view and puts it back before it returns."""
+
+    @hookimpl
+    def chunking(self, step, request):
+        before, request.priority = request.priority, 0
+        request.priority = before
+        return min(request.num_pending, step.budget)
+
+
+@caught_by("no_mutation")
+class ReadsTheCore(Sound):
+    """It looks into what is private to the core."""
+
+    @hookimpl
+    def chunking(self, step, request):
+        return min(request.num_pending, step.budget, len(step._state.requests) + 99)
 
 
 @caught_by("declarations")

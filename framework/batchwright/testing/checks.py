@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from batchwright.need import Need
+from batchwright.policy import Policy
 from batchwright.testing.kit import Kit
 from batchwright.testing.report import Failed, Skipped
 from batchwright.testing.run import Run
@@ -55,6 +57,9 @@ def no_mutation(kit: Kit) -> None:
             m.scenario,
             m.step,
         )
+    for fault in (f for run in kit.strict for f in run.faults if f.error == "Written"):
+        message = fault.message.removeprefix("Written: ")
+        raise Failed(f"expected {fault.hook} to leave the view as it was; {message}", fault.scenario, fault.step)
 
 
 @check
@@ -113,19 +118,36 @@ def hot_swap(kit: Kit) -> None:
 
 @check
 def declarations(kit: Kit) -> None:
-    """What it declares is true: chunks, uses_predict, and defaults that name settings."""
+    """What it declares is true: chunks, preemptive, reserves_all, uses_predict, defaults, and what its card says."""
+    from batchwright.card import card_of, place_of
     from batchwright.config import EngineConfig
     from batchwright.effective import effective_settings
 
     for policy in kit.subject.policies():
-        for name in ("chunks", "budget_counts_decodes", "uses_predict", "stationary"):
-            if not isinstance(getattr(policy, name), bool):
+        for name, value in vars(Policy).items():
+            if isinstance(value, bool) and not isinstance(getattr(policy, name), bool):
                 raise Failed(f"expected {name} to be True or False; it is {getattr(policy, name)!r}")
+        for need in policy.needs:
+            if not isinstance(need, Need):
+                raise Failed(f"expected needs to hold batchwright.Need objects; {need!r} is none")
+        found = card_of(type(policy))
+        for rule, where in found[0].rules.items() if found is not None else ():
+            if place_of(type(policy), where) is None:
+                raise Failed(
+                    f"expected its card to say where each rule is; {rule!r} is said to be in {where!r}, which is not"
+                )
     try:
         effective_settings(EngineConfig(), kit.subject.make())
     except Exception as error:
         raise Failed(f"expected defaults() to name settings with valid values; {error}") from None
     _no_faults(kit, "declarations", "uses_predict = True of a policy that asks step.predict_s")
+    slots = kit.subject.make().slots
+    if "preemption" in slots and not slots["preemption"].preemptive:
+        _keeps(kit, "preemptive = False", "preemption to evict nobody for a request that waits; it named a victim")
+    if "reservation" in slots and slots["reservation"].reserves_all:
+        _keeps(
+            kit, "reserves_all = True", "reservation to be of prompt + max_tokens - 1 tokens at least; it was of less"
+        )
     if not kit.chunks:
         for run in (*kit.roomy, *kit.tight):
             for decision in run.decisions:
@@ -135,6 +157,11 @@ def declarations(kit: Kit) -> None:
                         run.scenario.name,
                         decision.step,
                     )
+
+
+def _keeps(kit: Kit, declared: str, expected: str) -> None:
+    if declared in kit.broken:
+        raise Failed(f"it declares {declared}: expected {expected}", *kit.broken[declared])
 
 
 def same(expected: str, one: Run, other: Run, upto: int | None = None) -> None:

@@ -55,6 +55,7 @@ class Options:
         gaze: counts who is looked at.
         most_steps: the run is over after so many; None: when it is clear that there is no end.
         keeps: weak references to all requests are kept.
+        strict: the policy is shown everything read-only.
         repeats: a policy that is stationary is not asked while nothing changes, as in an engine.
     """
 
@@ -66,4 +67,5 @@ class Options:
     gaze: Gaze | None = None
     most_steps: int | None = None
     keeps: bool = False
+    strict: bool = False
     repeats: bool = False

@@ -79,6 +79,17 @@ class Kit:
         return [m for run in self.thorough for m in run.mutations]
 
     @cached_property
+    def strict(self) -> list[Run]:
+        """Runs in strict mode, which sees what is written and put back, and grasps at private things."""
+        plans = self._some((scenarios.roomy, 1), (scenarios.tight, 1), (scenarios.busy, 1))
+        return [Run(self.subject, s, Options(strict=True, swaps=s is plans[-1])) for s in plans]
+
+    @cached_property
+    def broken(self) -> dict[str, tuple[str, int]]:
+        """Declarations that an answer did not keep, to scenario and step."""
+        return {name: where for run in (*self.tight, *self.roomy) for name, where in run.broken.items()}
+
+    @cached_property
     def roomy(self) -> list[Run]:
         """Plain runs."""
         return [self.run(s) for s in self._some((scenarios.roomy, 6), (scenarios.busy, 2))]

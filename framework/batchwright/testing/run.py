@@ -37,6 +37,7 @@ class Run:
         requests: weak references to those who came, where they are kept.
         is_complete: everybody who was accepted ended.
         calls: how often each hook was called while somebody waited and somebody was resident.
+        broken: declaration that the policy breaks, to scenario and step.
         scheduler, policy: as they are after the run.
     """
 
@@ -71,6 +72,7 @@ class Run:
                 if not self._watch.mutations:
                     raise
         self.calls = self._watch.calls
+        self.broken = self._watch.broken
         self.faults += self._watch.faults
         self.mutations += self._watch.mutations
 
@@ -108,6 +110,7 @@ class Run:
             seed=scenario.seed,
             on_policy_error="fallback" if self.options.fallback else "raise",
             plugins=self.subject.make_plugins(),
+            strict=self.options.strict,
             predict_s=predict_s if policy.uses_predict else None,
             default=self.subject.make_default,
         )

@@ -89,6 +89,7 @@ class Watch:
         faults: exceptions that hooks raised.
         mutations: what they altered; the run ends at the first.
         calls: of each hook, while somebody waited and somebody was resident.
+        broken: what a policy may declare and an answer does not keep, to scenario and step of the first.
         gaze: which requests hooks look at, where that is counted.
     """
 
@@ -104,6 +105,7 @@ class Watch:
         self.faults: list[Fault] = []
         self.mutations: list[Mutation] = []
         self.calls: Counter[str] = Counter()
+        self.broken: dict[str, tuple[str, int]] = {}
         self.gaze = gaze
         self._scheduler = scheduler
         self._scenario = scenario
@@ -159,7 +161,9 @@ class Watch:
         before = self._look(step)
         was_on = self.gaze.turn_on(step) if self.gaze is not None else False
         try:
-            return call(*args)
+            answer = call(*args)
+            self._hold(hook, args, answer)
+            return answer
         except Exception as error:
             rule = "observer" if hook in OBSERVERS else "raised"
             what = f"{type(error).__name__}: {error}"
@@ -171,6 +175,15 @@ class Watch:
             if self.gaze is not None:
                 self.gaze.is_on = was_on
             self._compare(hook, step, before)
+
+    def _hold(self, hook: str, args: Sequence[Any], answer: Any) -> None:
+        """Whether an answer keeps what could be declared."""
+        if hook == "preemption" and isinstance(answer, Request) and args[1].is_waiting:
+            self.broken.setdefault("preemptive = False", (self._scenario, args[0].index))
+        if hook == "reservation":
+            request = args[1]
+            if answer is None or answer < request.num_prompt_tokens + request.max_tokens - 1:
+                self.broken.setdefault("reserves_all = True", (self._scenario, args[0].index))
 
     # What it altered ----------------------------------------------------------------------------------------
 
