@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_NO_PYTHON_VERSION_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough coverage check bench docs wheel clean
+.PHONY: help setup demo test test-thorough coverage check bench gpu-check docs wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -72,6 +72,9 @@ check: $(VENV)/dev  ## lint, format, types, import arrows
 bench: $(VENV)/dev  ## scheduler cost side by side (NANO_VLLM=folder adds nano-vLLM's own scheduler)
 	@$(BIN)/python benchmarks/scheduler.py $(ARGS)
 	@$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds $(ARGS)
+
+gpu-check: $(VENV)/run  ## on a machine with a CUDA GPU: equality with float32 on the CPU, then speed
+	@$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 docs: $(VENV)/docs  ## the documentation as a site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
