@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from batchwright import ConfigError, PluginError, Policy, Request, Step, hookimpl
+from batchwright.resolve import resolve_policy
+from batchwright_policies.plugin import register_policies
 from toolbox import BASIC, check_whole, drain, expected_of, make_engine, make_request, prompt_of
 
 
@@ -89,6 +91,62 @@ def test_all_pairs_at_random_steps(first: str, second: str) -> None:
     assert num_swaps >= 2
     assert engine.scheduler.num_observer_faults == 0
     assert tape.reasons == {str(i): "length" for i in range(8)}
+    for request in tape.requests.values():
+        assert request.output_token_ids == expected_of(request)
+
+
+EVERY: dict[str, Any] = {
+    **{name: name for name in register_policies()},
+    **POLICIES,
+    "slo_chunk that cuts": "slo_chunk:tbt_s=0.0005,tile=2,min_chunk=1",
+    "mlfq that demotes": "mlfq:quantum=1,iteration_tokens=4,levels=4,starve_s=0.02",
+    "fair, in small chunks, cheap": {
+        "admission": "vtc",
+        "chunking": "stall_free:chunk_size=7",
+        "preemption": "cheapest",
+    },
+    "reserving, preemptive": {"admission": "srpt", "reservation": "no_evict", "preemption": "srpt"},
+    "whole prompts": {"admission": "lpm", "chunking": "orca", "reservation": "vllm_v1", "preemption": "most_blocks"},
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_every_policy_takes_over_from_any_other_and_no_token_changes(name: str, strict: bool) -> None:
+    """It comes, goes and comes back in the middle of things: prompts half done, evictions, aborts, shared prefixes."""
+    rng = random.Random(f"{name} {strict}")
+    engine, tape = make_engine("prefill_first", P=18, T=32, S=rng.choice([3, 8]), strict=strict)
+    installed = engine.plugins
+    stem = prompt_of("stem", 6)
+    num_added = num_came = 0
+    num_steps = 0
+    aborted = set()
+    away = False
+    while num_added < 12 or engine.has_unfinished():
+        num_steps += 1
+        assert num_steps < 2000, f"it does not end: {engine.scheduler.running!r}"
+        if num_added < 12 and rng.random() < 0.5:
+            prompt = rng.choice([stem, []]) + prompt_of(str(num_added), rng.randint(1, 9))
+            fields = {"priority": rng.randrange(3), "client_id": rng.choice("ab"), "program_id": rng.choice("pq")}
+            fields |= {"predicted_output_tokens": rng.choice([None, 4]), "deadline_s": rng.choice([None, 0.01])}
+            engine.add_request(make_request(str(num_added), prompt, rng.randint(1, 12), **fields))
+            num_added += 1
+        if rng.random() < 0.4:
+            newcomer = rng.choice(list(EVERY)) if away else name
+            given = EVERY[newcomer]
+            made: Any = given() if isinstance(given, type) else resolve_policy(given, installed)
+            engine.swap_policy(made)
+            num_came += newcomer == name
+            away = not away
+        if rng.random() < 0.03 and engine.scheduler.running:
+            victim = engine.scheduler.running[-1].request_id
+            aborted.add(victim)
+            engine.abort(victim)
+        engine.step()
+        check_whole(engine.scheduler)
+    assert num_came >= 2
+    assert engine.scheduler.num_observer_faults == engine.scheduler.num_policy_faults == 0
+    assert tape.reasons == {str(i): "abort" if str(i) in aborted else "length" for i in range(12)}
     for request in tape.requests.values():
         assert request.output_token_ids == expected_of(request)
 
