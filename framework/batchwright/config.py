@@ -34,7 +34,7 @@ class PrefixCacheConfig(BaseModel):
 
 
 class DetectorConfig(BaseModel):
-    """Detectors of bad scheduling; what they find is an event in the records, and stops nothing."""
+    """Detectors of bad scheduling; what they find is an event in the records, and only a livelock stops the run."""
 
     model_config = _STRICT
 
@@ -47,6 +47,11 @@ class DetectorConfig(BaseModel):
     )
     starvation_s: float | None = Field(
         default=None, gt=0, description="Starvation: a request waits longer than this, in seconds; null: not watched."
+    )
+    livelock_pools: int = Field(
+        default=10,
+        ge=1,
+        description="Livelock: nobody gets a token while so many pools of KV are recomputed; an error of the policy.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
@@ -21,6 +22,9 @@ class Detectors:
     Thrash: more than a share of the tokens of the last steps was recomputed. It is reported when it begins, and again
     after a whole window without it. A run shorter than the window is judged from its 20th step on.
 
+    Livelock: step after step nobody gets a token and nothing is computed for the first time, until more was recomputed
+    than ``livelock_pools`` pools hold: requests evict each other in turns, for ever. An event, and ``stop`` is told.
+
     Starvation: a waiting request was passed over by so many admissions of younger ones, or waits too long. Watched is
     the oldest waiting request that was not reported yet: whoever starves becomes the oldest, so this finds all, at
     O(log waiting) for each arrival.
@@ -30,6 +34,8 @@ class Detectors:
 
     def __init__(self, config: DetectorConfig) -> None:
         self._config = config
+        self.stop: Callable[[str], None] | None = None  # told why, when a run goes round in circles
+        self._num_vain = 0  # tokens recomputed since anybody got on
         self._window: deque[tuple[int, int]] = deque()  # (tokens, recomputed) of each step
         self._tokens = self._recomputed = 0
         self._quiet_until = -1
@@ -65,6 +71,7 @@ class Detectors:
     def step_finished(self, step: Step, result: StepResult) -> None:
         """Look at the step."""
         self._look_for_thrash(step)
+        self._look_for_livelock(step)
         oldest = self._watch()
         if oldest is None:
             return
@@ -101,6 +108,20 @@ class Detectors:
             if step.index >= self._quiet_until:
                 self._report(step, "thrash", recomputed_share=round(share, 6), num_steps=len(self._window))
             self._quiet_until = step.index + self._config.thrash_steps
+
+    def _look_for_livelock(self, step: Step) -> None:
+        if step.sampled or step.num_prefill_tokens + step.num_decodes > step.num_recomputed:
+            self._num_vain = 0
+            return
+        self._num_vain += step.num_recomputed
+        if self._num_vain > self._config.livelock_pools * step.num_blocks * step.block_size:
+            self._report(step, "livelock", num_recomputed=self._num_vain)
+            if self.stop is not None:
+                self.stop(
+                    f"{self._num_vain} tokens were recomputed, which is more than {self._config.livelock_pools} pools "
+                    "hold, and nobody got a token: does your preemption let requests evict each other in turns?"
+                )
+            self._num_vain = 0
 
     @staticmethod
     def _report(step: Step, kind: str, **values: Any) -> None:

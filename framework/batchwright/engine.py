@@ -86,6 +86,7 @@ class Engine:
         try:
             self.capacity: Capacity = self.backend.capacity()
             self.limits: Limits = self._narrow(self.effective.limits)
+            detectors = Detectors(config.detectors)
             self._check_fit()
             self.scheduler = Scheduler(
                 active,
@@ -97,13 +98,14 @@ class Engine:
                 vocab_size=self.capacity.vocab_size,
                 seed=config.seed,
                 on_policy_error=config.on_policy_error,
-                plugins=[Detectors(config.detectors), *listed, *plugins],
+                plugins=[detectors, *listed, *plugins],
                 predictor=predictor,
                 strict=config.strict,
                 predict_s=self.backend.predict_s if self.backend.predicts else None,
                 default=lambda: default_policy(self.plugins),
                 overlap=config.overlap,
             )
+            detectors.stop = self.scheduler.stop
         except BaseException:
             self.backend.close()
             raise

@@ -294,20 +294,25 @@ class Scheduler:
         roster = self._state.roster if riding else None
         return Batch(step.index, self.blocks.block_size, step.batch, counts, roster=roster)
 
-    def _raise_violation(self) -> None:
-        """Strict mode: an observer of the policy tried to write; with ``fallback`` it is an observer's fault as any."""
-        violation, self._hooks.violation = self._hooks.violation, None
-        if violation is not None and self._on_policy_error == "raise":
-            raise violation
+    def stop(self, why: str) -> None:
+        """The policy gets nobody on: an error of the next step, which the default policy builds with ``fallback``."""
+        message = f"in the last steps, {why}"
+        self._hooks.violation = self._rules.error(self.step, "preemption", "progress", message)
 
     def _raise_violation(self) -> None:
-        """Strict mode: an observer of the policy tried to write; with ``fallback`` it is an observer's fault as any."""
-        violation, self._hooks.violation = self._hooks.violation, None
-        if violation is not None and self._on_policy_error == "raise":
+        """An observer tried to write (with ``fallback`` an observer's fault as any), or nobody gets on."""
+        violation = self._hooks.violation
+        if violation is None or (self._on_policy_error != "raise" and violation.rule == "progress"):
+            return
+        self._hooks.violation = None
+        if self._on_policy_error == "raise":
             raise violation
 
     def _build(self, step: Step) -> None:
         try:
+            if self._hooks.violation is not None:
+                violation, self._hooks.violation = self._hooks.violation, None
+                raise violation
             self._builder.build(step, self._rules)
         except BaseException as error:
             self._state.steady = False

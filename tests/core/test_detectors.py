@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from batchwright import HOLD, Policy, Request, Step, hookimpl
+from batchwright import HOLD, Policy, PolicyError, Request, Step, hookimpl
 from toolbox import BASIC, Tape, make_engine, make_request, play
 
 
@@ -147,3 +147,62 @@ def test_plugins_of_the_engine_see_what_was_found() -> None:
 
     tape = _stream(NewestFirst(), 40, {"starvation_passes": 10}, plugins=[Plain()])
     assert len(tape.events("starvation")) == 1 and seen == ["starvation"]
+
+
+# Livelock -------------------------------------------------------------------------------------------------------
+
+
+class Circles(Policy):
+    """Newcomers evict residents, who come back and evict them, while their prompts are half done."""
+
+    preemptive = True
+
+    @hookimpl
+    def admission(self, step: Step) -> Any:
+        yield from step.waiting
+        yield [r for r in step.running if not r.num_scheduled]
+
+    @hookimpl
+    def chunking(self, step: Step, request: Request) -> int:
+        return min(4, request.num_pending, step.budget)
+
+    @hookimpl
+    def preemption(self, step: Step, request: Request) -> Any:
+        return step.evictable[0] if step.evictable else (HOLD if request.is_waiting else request)
+
+
+def _circles(**config: Any) -> tuple[Any, Tape]:
+    engine, tape = make_engine(Circles(), P=4, T=4, prefix_cache={"enabled": False}, **config)
+    for name in "ab":
+        engine.add_request(make_request(name, 12, 2))
+    return engine, tape
+
+
+def test_requests_that_evict_each_other_for_ever_are_stopped() -> None:
+    engine, tape = _circles()
+    with pytest.raises(PolicyError, match="more than 10 pools hold, and nobody got a token") as caught:
+        for _ in range(3000):
+            engine.step()
+    assert (caught.value.rule, caught.value.hook, caught.value.plugin) == ("progress", "preemption", "circles")
+    (event,) = tape.events("livelock")
+    assert event["num_recomputed"] > 10 * 16 and event["step"] == len(tape.steps) - 1
+    engine.swap_policy("prefill_first")  # nothing was lost
+    while engine.has_unfinished():
+        engine.step()
+    assert tape.reasons == {"a": "length", "b": "length"}
+
+
+def test_with_fallback_the_default_policy_takes_that_step() -> None:
+    engine, tape = _circles(on_policy_error="fallback", detectors={"livelock_pools": 1})
+    for _ in range(120):
+        engine.step()
+    found = tape.events("livelock")
+    assert len(found) > 1 and engine.scheduler.num_policy_faults == len(found)
+    assert "nobody got a token" in tape.events("policy_fault")[0]["error"]
+
+
+def test_a_long_recompute_is_no_livelock() -> None:
+    """Everything is computed again in tiny chunks, once: the pool's worth of tokens, and then they go on."""
+    engine, tape = make_engine(P=16, T=2, detectors={"livelock_pools": 1}, prefix_cache={"enabled": False})
+    play(engine, [make_request(str(i), 8, 24) for i in range(4)])
+    assert tape.preemptions() and not tape.events("livelock")

@@ -21,7 +21,11 @@ _STOPPED = {
 }
 _MISSED = ("refused", "failed", "aborted", "unfinished")
 
-_DETECTED = {"thrash": "thrash (much is computed again and again)", "starvation": "starvation of a waiting request"}
+_DETECTED = {
+    "thrash": "thrash (much is computed again and again)",
+    "livelock": "livelock (nobody got on while all was computed again)",
+    "starvation": "starvation of a waiting request",
+}
 
 
 def closing_lines(runs: Sequence[RunRecord], loads: Mapping[str, Load], differ: Mapping[str, float]) -> Iterator[str]:
