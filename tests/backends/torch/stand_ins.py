@@ -265,6 +265,7 @@ class VarlenFunctions(StandIn):
         assert type(max_k) is int and (longest <= max_k <= block_table.shape[1] * key.shape[1])
         assert self.pads or max_k == longest
         # (-1, 0) is causal, and a window is causal by its right side; (-1, -1) would be neither.
+        assert type(window_size) is tuple
         assert window_size == (-1, 0) or (window_size[0] >= 0 and window_size[1] == 0)
         assert type(scale) is float and scale > 0
         return self.rows(query, key, value, cu_seq_q, seqused_k, block_table, scale, window_size[0], 0.0)

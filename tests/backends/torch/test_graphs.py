@@ -43,8 +43,12 @@ def make_kernel(monkeypatch: pytest.MonkeyPatch) -> MakeKernel:
     def make(title: str) -> AttentionKernel:
         if title == "triton":
             pytest.importorskip("triton", reason="triton is not installed")
+            from batchwright_backends.torch.kernels import triton_tiles
             from batchwright_backends.torch.kernels.triton_attention import TritonAttention
 
+            monkeypatch.setattr(
+                triton_tiles, "SPLIT_KEYS", 16
+            )  # long rows are split, and short ones beside them are not
             kernel = TritonAttention()
             monkeypatch.setattr(kernel, "_attend_tile", Launches(kernel._attend_tile))
             monkeypatch.setattr(kernel, "_join_parts", Launches(kernel._join_parts))
