@@ -10,10 +10,10 @@ export HF_HUB_OFFLINE := 1
 export PIP_NO_PYTHON_VERSION_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough coverage check bench gpu-check docs wheel clean
+.PHONY: help setup demo test test-thorough test-architectures coverage check bench gpu-check docs wheel clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 28
 
 $(VENV)/made:
 	@command -v "$(PYTHON)" >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -52,6 +52,9 @@ test-thorough: $(VENV)/dev $(VENV)/model  ## property tests over 100,000 steps, 
 	@BATCHWRIGHT_PROPERTY_STEPS=100000 $(BIN)/python -m pytest tests/testing/test_against_reference.py $(ARGS)
 	@BATCHWRIGHT_RANDOM_WORKLOADS=500 $(BIN)/python -m pytest tests/policies/test_random_workloads.py $(ARGS)
 	@BATCHWRIGHT_COMPOSITIONS=20 $(BIN)/python -m pytest tests/policies/test_composition.py $(ARGS)
+
+test-architectures: $(VENV)/dev  ## every architecture that transformers has (ARGS='llama gemma3' for some of them)
+	@PYTHONPATH=tests $(BIN)/python tests/backends/torch/sweep.py $(ARGS)
 
 coverage: $(VENV)/dev  ## branch coverage of the policies and the hook manager, which must be whole
 	@# test_complexity.py counts lines with a tracer of its own, which turns this one off.

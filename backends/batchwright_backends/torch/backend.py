@@ -19,6 +19,7 @@ from batchwright.batch import Batch
 from batchwright.errors import BackendError, ConfigError
 from batchwright_backends.torch import check, probe
 from batchwright_backends.torch.devices import device_of
+from batchwright_backends.torch.dtypes import choose_dtype
 from batchwright_backends.torch.graphs import GraphChoice
 from batchwright_backends.torch.group import ALONE, Group
 from batchwright_backends.torch.kernels.choice import Choice, choose
@@ -32,7 +33,6 @@ from batchwright_backends.torch.torch_errors import LOWER_STEP, LOWER_WEIGHTS, t
 logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 8
-_DEFAULT_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class TorchBackend(Backend):
             from batchwright_backends.torch.parallel import create_sharded
 
             return create_sharded(device_name, settings)
-        dtype = getattr(torch, options.dtype) if options.dtype else _DEFAULT_DTYPES[where.type]
+        dtype = choose_dtype(options.dtype, where)
         name = f"{device_name}:{settings.target}"
         source = resolve(settings.target)
         with torch_errors(f"loading {name}", LOWER_WEIGHTS):

@@ -14,7 +14,8 @@ class TorchOptions(BaseModel):
     """Options of ``cpu:MODEL`` and ``cuda:MODEL``.
 
     Attributes:
-        dtype: of weights, activations and KV cache; None: float32 on CPU, bfloat16 on CUDA.
+        dtype: of weights, activations and KV cache; None: float32 on CPU, bfloat16 on CUDA, or float16 on a GPU that
+            lacks bfloat16.
         load_format: ``auto`` loads the model's weights; ``dummy`` draws random ones from the engine's seed, for which
             config.json is enough: for benchmarks.
         attention: kernel of the paged attention; ``auto`` takes the first of flash_attn, varlen, triton, sdpa that can

@@ -24,6 +24,7 @@ from batchwright.sampling_params import SamplingParams
 from batchwright_backends.torch import memory, plugin, probe
 from batchwright_backends.torch.attention import ATTENTION
 from batchwright_backends.torch.backend import TorchBackend
+from batchwright_backends.torch.dtypes import choose_dtype
 
 Make = Callable[..., Any]
 
@@ -232,6 +233,24 @@ def test_close_gives_the_memory_back(make_backend: Make) -> None:
 def test_free_memory_is_a_plausible_number() -> None:
     free = memory.free_host_bytes()
     assert free is None or 1 << 20 < free < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtypes"),
+    [
+        ("cpu", None, {None: torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}),
+        ("cuda", (9, 0), {None: torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}),
+        ("cuda", (7, 5), {None: torch.float16, "float16": torch.float16, "float32": torch.float32}),
+    ],
+)
+def test_dtypes_of_devices(device: str, capability: Any, dtypes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    assert {wanted: choose_dtype(wanted, torch.device(device)) for wanted in dtypes} == dtypes
+    if capability == (7, 5):
+        with pytest.raises(BackendError, match=r"Tesla T4 \(compute capability 7.5\) .* Use float16 or float32"):
+            choose_dtype("bfloat16", torch.device(device))
 
 
 # Steps --------------------------------------------------------------------------------------------------------
