@@ -48,6 +48,7 @@ def some_scheduler(rng: random.Random, policy: Any, **settings: Any) -> Schedule
         ),
         "eos_token_ids": (0,),
         "seed": 3,
+        "strict": rng.random() < 0.3,
         "predict_s": lambda batch: 0.001 * batch.num_tokens,
     }
     return Scheduler(policy, **{**values, **settings})

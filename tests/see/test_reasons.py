@@ -10,6 +10,7 @@ import pytest
 from batchwright.hookspecs import HOLD, hookimpl
 from batchwright.limits import Limits
 from batchwright.policy import Policy
+from batchwright.prefix_cache import PrefixCache
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
 from batchwright.scheduler import Scheduler
@@ -34,10 +35,22 @@ class Plain(Policy):
 class Stage:
     """A scheduler, stepped and traced."""
 
-    def __init__(self, policy: Any = None, *, num_blocks: int = 20, plugins: Sequence[Any] = (), **limits: Any) -> None:
-        settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits}
+    def __init__(
+        self,
+        policy: Any = None,
+        *,
+        num_blocks: int = 20,
+        plugins: Sequence[Any] = (),
+        prefix_cache: PrefixCache | None = None,
+        **limits: Any,
+    ) -> None:
         self.scheduler = Scheduler(
-            policy or Plain(), num_blocks=num_blocks, block_size=4, limits=Limits(**settings), plugins=plugins
+            policy or Plain(),
+            num_blocks=num_blocks,
+            block_size=4,
+            limits=Limits(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits}),
+            prefix_cache=prefix_cache,
+            plugins=plugins,
         )
         self.tracer = Tracer(self.scheduler)
 
@@ -207,6 +220,27 @@ def test_evicted_for_another_and_by_itself() -> None:
     reason = stage.step().reasons["a"]
     assert reason == Reason("evicted", "preemption", "itself", lacking="blocks")
     assert str(reason) == "evicted, as it lacked blocks itself: preemption of itself named it"
+
+
+def test_who_shares_an_unfilled_block_goes_along() -> None:
+    class First(Policy):
+        @hookimpl
+        def admission(self, step: Step) -> Iterator[Any]:
+            yield from step.waiting
+
+        @hookimpl
+        def preemption(self, step: Step, request: Request) -> Any:
+            return step.batch[0] if step.batch else HOLD
+
+    stage = Stage(First(), num_blocks=5, prefix_cache=PrefixCache(visible="scheduled"), max_num_batched_tokens=64)
+    for name in "ab":
+        stage.scheduler.add(Request(name, list(range(9)), SamplingParams(max_tokens=4)))
+    stage.add("c", 12)
+    traced = stage.step()
+    assert traced.preempted == ("b", "a") and traced.batch == ("c",)
+    assert traced.reasons["a"] == Reason("evicted", "preemption", "first", lacking="blocks", other="c")
+    assert traced.reasons["b"] == Reason("went_along", "preemption", "first", other="a")
+    assert str(traced.reasons["b"]) == "evicted along with a, since it shared a block which that one was to fill"
 
 
 def test_a_victim_that_is_offered_again_stays_a_victim() -> None:

@@ -10,7 +10,8 @@ import pytest
 from batchwright import BatchwrightError, Engine, EngineConfig, PolicyError, Request, SamplingParams, hookimpl
 from batchwright.batch_builder import BatchBuilder
 from batchwright.policy import Policy
-from batchwright.trace import TracedStep, Tracer
+from batchwright.trace import ReasonRecorder, TracedStep, Tracer
+from fake_backend import FakeBackend, HandClock
 
 
 def engine(policy: object = "stall_free", **settings: object) -> Engine:
@@ -146,3 +147,20 @@ def test_watching_begins_between_two_steps() -> None:
             Tracer(made.scheduler)
         made.scheduler.fail(batch, "never mind", retry=True)
         Tracer(made.scheduler).close()
+
+
+def test_steps_that_would_overlap_are_traced_one_after_the_other() -> None:
+    def made(**settings: object) -> Engine:
+        values = {"max_num_batched_tokens": 16, "policy": "stall_free", **settings}
+        backend = FakeBackend(num_blocks=12, block_size=4, clock=HandClock(), script={"r1": {2: 7}}, eos_token_ids=(7,))
+        return Engine(EngineConfig.parse(values), backend=backend)
+
+    films = []
+    for overlap in (False, True):
+        with made(overlap=overlap) as engine:
+            ask(engine)
+            films.append(list(engine.trace()))
+    assert films[0] == films[1]
+    assert {name: reason for s in films[1] for name, reason in s.finished.items()}["r1"] == "stop"
+    with made(overlap=True) as engine, pytest.raises(BatchwrightError, match="leave overlap off"):
+        ReasonRecorder("why.jsonl", engine.scheduler)

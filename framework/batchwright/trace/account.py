@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from batchwright.request import Request
@@ -28,7 +29,6 @@ class Account:
         self.error = ""
         self.batch: tuple[Request, ...] = ()
         self._reasons: dict[Request, Reason] = {}  # of those that were offered room one by one, or evicted
-        self._in_batch: frozenset[Request] = frozenset()
         self._beyond: frozenset[Request] = frozenset()  # in a sequence, behind the one that filled the batch
         self._withheld: dict[Request, tuple[str, str]] = {}
         self._decode = Reason("decode")
@@ -55,6 +55,10 @@ class Account:
             by, over = self._withheld[request]
             return Reason("withheld", "admission", by, over)
         return self._not_offered
+
+    @cached_property
+    def _in_batch(self) -> frozenset[Request]:
+        return frozenset(self.batch)
 
     @property
     def decodes(self) -> tuple[Request, ...]:

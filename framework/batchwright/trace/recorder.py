@@ -29,7 +29,8 @@ class ReasonRecorder:
     decides one by one, and nothing for those who wait without being offered room.
 
     Raises:
-        BatchwrightError: the scheduler has begun already.
+        BatchwrightError: the scheduler has begun already, or its steps overlap: a row may then be taken out of a batch
+            after it was decided.
         OSError: the file cannot be written.
     """
 
@@ -46,6 +47,8 @@ class ReasonRecorder:
         """
         if scheduler.has_unfinished() or scheduler._num_steps or scheduler._num_arrivals:
             raise BatchwrightError("reasons are written from the start, and this scheduler has requests or steps")
+        if scheduler._step_class is not Step:
+            raise BatchwrightError("reasons are written of steps that are decided one after another: leave overlap off")
         self._scheduler = scheduler
         self._file = _open(Path(path))
         self._account: Account | None = None

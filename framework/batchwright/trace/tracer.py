@@ -90,7 +90,7 @@ def trace(engine: Engine) -> Generator[TracedStep, None, None]:
     """Step an engine while anybody is there, and give each step as it was; see ``Engine.trace``."""
     with Tracer(engine.scheduler) as tracer:
         while engine.has_unfinished():
-            outputs = tuple(engine.step())
+            outputs = (*engine.step(), *engine.collect())  # one at a time, where steps could overlap
             steps = tracer.take()
             yield from steps[:-1]
             if steps:

@@ -109,23 +109,17 @@ class Witness(BatchBuilder):
 
     def _close(self, account: Account, step: Step, rules: WatchedRules) -> None:
         account.batch = tuple(step.batch)
-        account._in_batch = frozenset(step.batch)
         account._beyond = frozenset(self._beyond)
         by, over = rules.admission_by if rules.is_asked else (account.policy, "")
         account._decode = Reason("decode", "admission", by, over, is_repeated=not rules.is_asked, num_tokens=1)
         if rules.is_layered:
-            offered = {*account._reasons, *account._in_batch, *account._beyond}
+            offered = {*account._reasons, *account.batch, *account._beyond}
             account._withheld = {r: who for r, who in self.layers.withheld().items() if r not in offered}
             by, over = self.layers.end_of_offers(), ""
-        last = self._last
-        account._not_offered = Reason(
-            "not_offered",
-            "admission",
-            by,
-            over,
-            other=last.request_id if last is not None else "",
-            other_kind=account.reason(last).kind if last is not None else "",
-        )
+        last, other, other_kind = self._last, "", ""
+        if last is not None:
+            other, other_kind = last.request_id, account._reasons.get(last, account._decode).kind
+        account._not_offered = Reason("not_offered", "admission", by, over, other=other, other_kind=other_kind)
 
     def undo(self, step: Step) -> None:
         """As the builder does; who was evicted stays so."""
@@ -157,7 +151,6 @@ class Witness(BatchBuilder):
         assert isinstance(request, Request)
         self._num_offered += 1
         self._last = request
-        self._account._reasons.pop(request, None)  # from an earlier offer
         return True
 
     def _offer(self, step: Step, rules: Rules, request: Request) -> None:
