@@ -391,6 +391,12 @@ def test_the_same_object_twice() -> None:
         engine.scheduler.register(plugin, "other")
 
 
+def test_a_plugin_with_the_name_of_the_policy() -> None:
+    engine, _ = make_engine("stall_free")
+    with pytest.raises(PluginError, match="a plugin and a policy are both named 'stall_free'"):
+        engine.scheduler.register(Says("stall_free", None, []))
+
+
 def test_a_plugin_given_to_an_engine_is_checked_as_well() -> None:
     class Misspelt:
         name = "misspelt"

@@ -137,6 +137,15 @@ def test_vtc_charges_a_prompt_once_and_evicts_the_client_served_most():
     assert outcome.evictions and min(seen) >= 0 and max(seen) > 0
 
 
+def test_vtc_charges_nobody_for_being_looked_at():
+    policy = Vtc()
+    scheduler = make_scheduler(policy)
+    for name in ("a1", "b1", "a2"):
+        scheduler.add(Job(name, 10, 3, fields={"client_id": name[0]}).request())
+    assert len(list(policy.in_order(scheduler.step))) == 3
+    assert not policy._charging and set(policy._counters.values()) == {0.0}
+
+
 def test_vtc_forgets_clients_that_the_floor_has_passed():
     jobs = [Job(f"c{k}", 10, 3, 0.02 * k, fields={"client_id": f"c{k}"}) for k in range(1500)]
     policy = Vtc()

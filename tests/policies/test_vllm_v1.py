@@ -158,6 +158,18 @@ class Faulty(Policy):
         return -1 if step.index % 2 and self.offers > 1 else min(request.num_pending, step.budget)
 
 
+def test_by_priority_who_came_while_an_observer_failed_is_found():
+    class Deaf(VllmV1):
+        @hookimpl
+        def request_arrived(self, request: Request) -> None:
+            """Hears nothing."""
+
+    scheduler = make(Deaf(scheduling_policy="priority"))
+    add(scheduler, "late", 4, priority=9)
+    add(scheduler, "first", 4, priority=1)
+    assert step(scheduler) == [("first", 4), ("late", 4)]
+
+
 def test_nobody_is_lost_from_the_heap_when_an_admission_is_undone():
     scheduler = Scheduler(
         {"admission": VllmV1(scheduling_policy="priority"), "chunking": Faulty()},
