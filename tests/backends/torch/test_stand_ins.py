@@ -1,4 +1,4 @@
-"""The stand-ins themselves: an argument of another dtype, shape, stride or meaning is noticed, or changes the result."""
+"""The stand-ins notice every argument of another dtype, shape, stride or meaning, or give another result."""
 
 from __future__ import annotations
 
