@@ -304,6 +304,20 @@ def test_a_fallback_decides_in_its_own_name() -> None:
     assert {(r.kind, r.by) for r in traced.reasons.values()} == {("prompt", "fallback")}
 
 
+def test_a_fallback_has_nobodys_wrappers() -> None:
+    stage = Stage(Broken(), plugins=[Halver(), Quota()])
+    stage.scheduler._on_policy_error = "fallback"
+    stage.add("a", 12)
+    stage.add("c", 3)
+    stage.add("d", 12)
+    reasons = stage.step().reasons
+    assert [(r.kind, r.by, r.over) for r in reasons.values()] == [
+        ("prompt", "fallback", ""),
+        ("prompt", "fallback", ""),
+        ("chunk_zero", "fallback", ""),
+    ]
+
+
 def test_a_stationary_policy_is_not_asked_again_and_that_is_said() -> None:
     class Steady(Plain):
         stationary = True
@@ -387,10 +401,11 @@ def test_who_ended_the_offers_where_a_wrapper_is() -> None:
     assert (reasons["a"].kind, reasons["b"].kind, reasons["c"].kind) == ("prompt", "not_offered", "not_offered")
     assert reasons["c"].by == "two"  # the policy would have gone on
     stage = Stage(plugins=[Quota()], max_num_batched_tokens=4)
-    for name in "abc":
+    for name in "abcd":
         stage.add(name, 3)
     reasons = stage.step().reasons
     assert (reasons["b"].kind, reasons["c"].kind) == ("chunk", "no_budget")
+    assert reasons["d"] == Reason("not_offered", "admission", "plain", other="c", other_kind="no_budget")
 
 
 def test_a_wrapper_that_changes_an_answer_and_one_that_does_not() -> None:
