@@ -433,7 +433,11 @@ class Scheduler:
         step._fresh.clear()
         there = [r for r in step.batch if r._state == RESIDENT]
         if retry:
-            self._builder.requeue(step, self._rules, there)
+            self._state.building = True  # observers of an eviction may change nothing, as in any step
+            try:
+                self._builder.requeue(step, self._rules, there)
+            finally:
+                self._state.building = False
         else:
             step.finished = there
             for request in there:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from batchwright import LLM, AsyncEngine, Engine, Request, SamplingParams, Step, hookimpl
-from fake_backend import FakeTokenizer, say
+from fake_backend import FakeTokenizer, HandClock, say
 from fake_plugins import install
-from toolbox import check_whole, make_engine, make_request
+from toolbox import check_empty, check_whole, drain, make_engine, make_request
 
 
 class Deadline:
@@ -129,3 +129,31 @@ def test_generate_gives_what_there_was_of_an_aborted_request(
         outputs = llm.generate([[1, 2], [3, 4]], SamplingParams(max_tokens=8, ignore_eos=True))
     assert [o.outputs[0].finish_reason for o in outputs] == ["length", "abort"]
     assert [len(o.outputs[0].token_ids) for o in outputs] == [8, 3]
+
+
+@pytest.mark.parametrize("fault", ["fail_at", "lose_at"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nobody_is_aborted_while_evictions_are_told(fault: str, overlap: bool) -> None:
+    """Of a retry too: the others of the batch are about to be evicted."""
+
+    class Hasty:
+        name = "hasty"
+        engine: Engine
+
+        @hookimpl
+        def request_preempted(self, victim: Request, request: Request | None) -> None:
+            assert request is None
+            for other in [*self.engine.scheduler.running]:
+                if other is not victim:
+                    self.engine.abort(other.request_id)
+
+    plugin = Hasty()
+    settings = {fault: [2], "clock": HandClock()}
+    engine, tape = make_engine(plugins=[plugin], settings=settings, on_backend_error="retry", overlap=overlap)
+    plugin.engine = engine
+    for i in range(3):
+        engine.add_request(make_request(str(i), 6, 6))
+    drain(engine)
+    check_empty(engine.scheduler)
+    assert tape.reasons == dict.fromkeys("012", "length") and engine.scheduler.num_observer_faults > 0
+    assert all("queues are frozen" in e["error"] for e in tape.events("observer_fault"))
