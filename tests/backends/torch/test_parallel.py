@@ -25,7 +25,7 @@ from backends.torch.test_equality import NUM_TOKENS, check, prompts
 from batchwright import Engine, EngineConfig, Request, SamplingParams
 from batchwright.backend import BackendSettings
 from batchwright.errors import BackendError
-from batchwright_backends.torch import loading, parallel, workers
+from batchwright_backends.torch import loading, parallel
 from batchwright_backends.torch.backend import TorchBackend
 from batchwright_backends.torch.inputs import StepInputs
 from batchwright_backends.torch.models import ModelSource
@@ -136,7 +136,7 @@ def test_a_rank_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Nobody waits for it for ever. On the way: random weights, capacity as the poorest rank's, threads shared."""
     config_of("mixtral").save_pretrained(tmp_path)
     monkeypatch.setattr(parallel, "TIMEOUT_S", 4.0)
-    monkeypatch.setattr(workers, "GRACE_S", 0.5)
+    monkeypatch.setattr(parallel, "GRACE_S", 0.5)
 
     def poorer(starts: Sequence[Start], on_failure: Any = None) -> Workers:
         return Workers([replace(s, settings=replace(s.settings, num_blocks=100)) for s in starts], on_failure)
