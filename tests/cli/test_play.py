@@ -114,6 +114,13 @@ def test_swap_and_back() -> None:
     assert "from the next step on vllm_v1 decides" in answer.out and "undone: vllm_v1 does not decide" in answer.out
 
 
+def test_a_swap_after_going_back_begins_there() -> None:
+    out = play(*ARGS, lines="jump 20\nback\nback\nswap vllm_v1\nnext\n").out
+    assert titles(out)[-2:] == ["18 stall_free then vllm_v1", "19 vllm_v1"]
+    straight = play(*ARGS, lines="jump 18\nswap vllm_v1\nnext\n").out
+    assert frames(out)[-1] == frames(straight)[-1]
+
+
 def test_jumping_back_past_a_swap_undoes_it_and_several_follow_one_another() -> None:
     out = play(*ARGS, lines="5\nswap vllm_v1\n8\nswap sjf\n11\n7\n11\n3\n11\n").out
     assert titles(out) == [
@@ -205,6 +212,26 @@ def test_a_recording_under_another_policy_and_to_its_end() -> None:
         for policy in ("vllm_v1", "orca"):
             answer = play(path, "--case", case, "--policy", policy, lines="end\n")
             assert answer.code == 0, answer.err
+
+
+def test_recorded_swaps_are_played_unless_another_policy_is_asked_for(tmp_path: Path) -> None:
+    from batchwright import Engine, EngineConfig, Request, SamplingParams
+    from batchwright.replay import DecisionRecorder
+
+    engine = Engine(EngineConfig.parse({"num_blocks": 20, "block_size": 4, "policy": "prefill_first"}))
+    path = tmp_path / "swapped.jsonl"
+    with engine, DecisionRecorder(path, engine.scheduler):
+        engine.add_request(Request("a", [1] * 6, SamplingParams(max_tokens=8)))
+        while engine.has_unfinished():
+            engine.step()
+            if engine.scheduler.step.index == 2:
+                engine.swap_policy("vllm_v1")
+    names = [title.split()[1] for title in titles(play(path, lines="n\n" * 4).out)]
+    assert names == ["prefill_first"] * 3 + ["vllm_v1"] * 2
+    names = [title.split()[1] for title in titles(play(path, "--policy", "stall_free", lines="n\n" * 4).out)]
+    assert names == ["stall_free"] * 5
+    names = [title.split()[1] for title in titles(play(path, lines="n\nswap sjf\n4\n").out)]
+    assert names[-1] == "sjf"
 
 
 def test_what_does_not_go_with_a_recording(cli: Cli) -> None:

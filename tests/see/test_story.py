@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from batchwright import BatchwrightError, CasesError, Engine, EngineConfig, Request, SamplingParams, UnknownRequestError
+from batchwright import (
+    BatchwrightError,
+    CasesError,
+    Engine,
+    EngineConfig,
+    Policy,
+    Request,
+    SamplingParams,
+    Scheduler,
+    UnknownRequestError,
+    hookimpl,
+)
 from batchwright.trace import ReasonRecorder, read_story
 
 
@@ -163,3 +174,53 @@ def test_it_begins_with_a_fresh_scheduler_and_leaves_it_as_it_was(tmp_path: Path
         ReasonRecorder(tmp_path / "again.jsonl", engine.scheduler)
     assert not (tmp_path / "again.jsonl").exists()
     assert all(json.loads(line) for line in (tmp_path / "why.jsonl").read_text().splitlines())
+
+
+def test_who_is_aborted_while_a_step_is_executed_ran_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "why.jsonl"
+    scheduler = Scheduler("prefill_first", num_blocks=8, block_size=4)
+    with ReasonRecorder(path, scheduler):
+        for name in "ab":
+            scheduler.add(Request(name, [1] * 6, SamplingParams(max_tokens=4)))
+        batch = scheduler.schedule(0)
+        scheduler.abort("a")
+        scheduler.update(batch, [1, 1], 1)
+        scheduler.update(scheduler.schedule(1), [1], 2)
+    assert [text.split()[0] for _, _, text in told(path, "a")] == ["arrives", "runs:", "is"]
+    assert told(path, "a")[1][:2] == (0, 0)
+
+
+def test_residents_pause_and_others_wait_and_chunks_are_folded_but_for_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "why.jsonl"
+    config = {"num_blocks": 40, "block_size": 4, "policy": "prefill_first", "max_num_batched_tokens": 8}
+    engine = Engine(EngineConfig.parse(config))
+    with engine, ReasonRecorder(path, engine.scheduler):
+        engine.add_request(Request("a", [1] * 6, SamplingParams(max_tokens=4)))
+        engine.add_request(Request("b", [1, 1, 1, 1, *range(30)], SamplingParams(max_tokens=2)))
+        while engine.has_unfinished():
+            engine.step()
+    pauses = [text for _, _, text in told(path, "a") if text.startswith("pauses: ")]
+    assert pauses == ["pauses: not offered room; admission of prefill_first ended after b, which ran"]
+    chunks = [(first, last, text) for first, last, text in told(path, "b") if "pending tokens" in text]
+    rest = "all that was left of the budget"
+    assert chunks == [
+        (0, 0, "waits: chunking of prefill_first gave it 0 of 34 pending tokens, with 2 left in the budget"),
+        (1, 1, f"runs: 8 of 30 pending tokens, {rest} beside 4 cached; cut by chunking of prefill_first"),
+        (2, 3, f"runs: 8 of 14 to 22 pending tokens in each step, {rest}; cut by chunking of prefill_first"),
+    ]
+
+
+def test_a_fallback_stands_in_the_file(tmp_path: Path) -> None:
+    class Wrong(Policy):
+        @hookimpl
+        def admission(self, step):
+            return []
+
+    path = tmp_path / "why.jsonl"
+    scheduler = Scheduler(Wrong(), num_blocks=8, block_size=4, on_policy_error="fallback")
+    with ReasonRecorder(path, scheduler):
+        scheduler.add(Request("a", [1] * 6, SamplingParams(max_tokens=4)))
+        scheduler.update(scheduler.schedule(0), [1], 1)
+    (step,) = [line for line in map(json.loads, path.read_text().splitlines()) if "step" in line]
+    assert step["how"] == "fallback" and "rule 'progress'" in step["error"]
+    assert told(path, "a")[1][2] == "runs: 6 tokens, all that was pending; offered by fallback"

@@ -63,8 +63,8 @@ def _not_offered(reasons: Sequence[Reason]) -> str:
     names = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} others" if len(others) > _SHOWN else "")
     if len(others) > 1:
         return f"not offered room; {whose} ended before it, after {names}"
-    kinds = {r.other_kind for r in reasons}
-    what = _OUTCOMES.get(next(iter(kinds)), "") if len(kinds) == 1 else ""
+    outcomes = {_OUTCOMES.get(r.other_kind, "") for r in reasons}
+    what = next(iter(outcomes)) if len(outcomes) == 1 else ""
     return f"not offered room; {whose} ended after {names}{', which ' + what if what else ''}"
 
 
