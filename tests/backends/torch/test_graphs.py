@@ -78,8 +78,10 @@ class Launches:
 
     def __init__(self, program: Any) -> None:
         self._program = program
+        self.grids: list[tuple[int, ...]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        self.grids.append(grid)
         launch: Callable[..., Any] = self._program[grid]
         return opaque(launch)
 
@@ -131,19 +133,23 @@ def test_same_tokens_as_generate(
 ) -> None:
     """Prompts in chunks, mixed batches and decodes of every size; K and V of others are left alone."""
     few = title == "triton"  # its interpreter is slow
-    settings = {"block_size": 256, "num_blocks": 8} if title == "flash_attn 2" else {"max_model_len": 64}
+    settings = {"block_size": 256, "num_blocks": 8} if title == "flash_attn 2" else {"max_model_len": 32 if few else 64}
     backend = make_backend(name, **settings)
-    sizes = [1, 2, 4, 5]
-    device = on_gpu(backend, make_kernel(title), sizes)
+    sizes = [3] if few else [1, 2, 4, 5]
+    kernel = make_kernel(title)
+    device = on_gpu(backend, kernel, sizes)
+    if few:  # warm-up and recording of three rows under two KV heads, for as many parts as 32 keys may need
+        attend: Any = kernel
+        assert attend._attend_tile.grids == [(3, 2, 2)] * 6 and attend._join_parts.grids == [(3, 4)] * 6
     driver = Driver(backend)
-    requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts()[:3] if few else prompts())]
-    num_tokens = 4 if few else NUM_TOKENS
-    driver.run(requests, 3, chunk=None if few else 7, stagger=2)
+    requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts((3, 20)) if few else prompts())]
+    num_tokens = 3 if few else NUM_TOKENS
+    driver.run(requests, 1 if few else 3, chunk=None if few else 7, stagger=0 if few else 2)
     driver.run(requests, num_tokens, stagger=0)
     check(driver, load_reference(name), requests, num_tokens)
     used = replays(device, sizes)
     assert len(used) < driver.num_steps  # prompts and mixed batches run as they are
-    assert set(used) >= ({4} if few else {1, 5})  # three rows in the graph of four
+    assert set(used) >= ({3} if few else {1, 5})  # two rows in the graph of three
 
 
 @pytest.mark.parametrize("most", [12, 20])
