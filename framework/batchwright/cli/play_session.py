@@ -117,7 +117,7 @@ class Playback:
             BatchwrightError: there is no such policy, or it cannot serve here; nothing has changed.
         """
         policy = self._make_policy(text)
-        if self._played != self._place + 1:
+        if self._played != self._place + 1:  # whether it can serve depends on who is there
             self._restart()
             while self._played <= self._place:
                 self._advance()

@@ -22,7 +22,6 @@ def _key(reason: Reason) -> tuple[object, ...]:
         reason.by,
         reason.over,
         reason.is_repeated,
-        reason.is_admitted,
         reason.lacking,
         reason.error,
         itself,
