@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from batchwright import (
     Engine,
     EngineConfig,
     InvalidRequestError,
+    Policy,
     PolicyError,
     Request,
     RequestOutput,
@@ -281,6 +282,31 @@ def test_somebody_looks_for_a_block_that_an_unknown_token_fills() -> None:
         tapes.append(tape)
     assert tapes[0].requests["b"].num_cached == 8
     assert tapes[1].steps == tapes[0].steps
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_a_late_row_would_have_filled_is_shared_with_nobody(together: bool) -> None:
+    """The policy looks at tokens, so a is known to stop when its block would be full; b begins with all of a."""
+
+    class Looking(Policy):
+        @hookimpl
+        def admission(self, step: Any) -> Iterator[Any]:
+            for request in step.running:
+                _ = request.output_token_ids
+            yield step.running if together else [*step.running]
+            yield [*step.waiting]
+
+    engine, tape = _engine(policy=Looking(), prefix_cache={"visible": "scheduled"})
+    prompt = prompt_of("a", 5)
+    engine.add_request(_stopping("a", prompt, after=3))  # with its eighth token, in blocks of four
+    for _ in range(3):
+        engine.step()
+    said = expected_tokens(prompt, make_request("a", prompt, 9).sampling_params.seed or 0, 3)
+    engine.add_request(make_request("b", [*prompt, *said, 7], 4))
+    streams = _all(engine)
+    assert streams["a"][-1].outputs[0].token_ids == said
+    assert streams["b"][-1].outputs[0].token_ids == expected_of(tape.requests["b"])
+    assert tape.requests["b"].num_cached == 4 and not tape.events("backend_fault")
 
 
 # Faults ------------------------------------------------------------------------------------------------------------
