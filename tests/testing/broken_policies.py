@@ -569,10 +569,10 @@ class SharesItsState(Sound):
 
 @caught_by("no_oracle")
 class KnowsTheEnd(Sound):
-    """Shortest first, by a length that is hidden."""
+    """Shortest first, by a length that is hidden; read past strict mode, which would see it before."""
 
     def newcomers(self, step):
-        for request in sorted(step.waiting, key=lambda r: r._end):
+        for request in sorted(step.waiting, key=lambda r: Request._end.__get__(r)):
             yield request
             if not request.num_scheduled:
                 return
