@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_NO_PYTHON_VERSION_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-architectures coverage check bench gpu-check docs wheel clean
+.PHONY: help setup demo test test-thorough test-architectures coverage check bench bench-cpu gpu-check docs wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 28
@@ -38,6 +38,8 @@ $(VENV)/docs: $(VENV)/dev
 
 $(VENV)/model: $(VENV)/run
 	@$(BIN)/python -m batchwright_backends.torch.models smollm2-135m >/dev/null
+	@# Ahead, so that no first run waits for the compiler; without one it says so and goes on.
+	@$(BIN)/python -m batchwright_backends.torch.native.build >/dev/null
 	@touch $@
 
 setup: $(VENV)/dev $(VENV)/model  ## everything that the other targets need
@@ -75,6 +77,9 @@ check: $(VENV)/dev  ## lint, format, types, import arrows
 bench: $(VENV)/dev  ## scheduler cost side by side (NANO_VLLM=folder adds nano-vLLM's own scheduler)
 	@$(BIN)/python benchmarks/scheduler.py $(ARGS)
 	@$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds $(ARGS)
+
+bench-cpu: $(VENV)/dev $(VENV)/model  ## tokens a second on CPU, beside transformers and vLLM where they are installed
+	@$(BIN)/python benchmarks/peers_cpu.py $(ARGS)
 
 gpu-check: $(VENV)/run  ## on a machine with a CUDA GPU: equality with float32 on the CPU, then speed
 	@$(BIN)/python benchmarks/gpu_check.py $(ARGS)

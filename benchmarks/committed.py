@@ -28,7 +28,7 @@ def read(name: str) -> dict[str, dict[str, float]]:
 def write(path: Path, figures: list[dict[str, Any]], rounds: int) -> None:
     """Write figures with what they were measured on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    where = {"python": sys.version.split()[0], "machine": platform.machine(), "processor": _processor()}
+    where = {"python": sys.version.split()[0], "machine": platform.machine(), "processor": processor()}
     short = [
         {**f, **{key: {name: float(f"{value:.4g}") for name, value in f[key].items()} for key in ("medians", "ratios")}}
         for f in figures
@@ -37,7 +37,8 @@ def write(path: Path, figures: list[dict[str, Any]], rounds: int) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The model of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -184,6 +184,28 @@ def scheduler_cost() -> str:
     return table(("row", "unit", "ours", "nano-vLLM", "ours / its", "vLLM", "ours / its", "yardstick"), rows)
 
 
+def peers_on_cpu() -> str:
+    """The committed figures of ``benchmarks/peers_cpu.py``."""
+    figures = json.loads((FOLDER.parent / "benchmarks" / "results" / "peers_cpu.json").read_text(encoding="utf-8"))
+    names = ("batchwright", "vllm", "transformers")
+
+    def cell(row: Mapping[str, Any], name: str) -> str:
+        low, middle, high = row["quartiles"][name]
+        return f"{middle:.0f} ({low:.0f} to {high:.0f})"
+
+    rows = [
+        [
+            row["row"],
+            *(cell(row, name) for name in names),
+            *(f"{row['ratios'][f'{names[0]}/{name}']:.2f}" for name in names[1:]),
+        ]
+        for row in figures["rows"]
+    ]
+    modes = {name: sorted({row["modes"][name] for row in figures["rows"]}) for name in names[1:]}
+    heads = [f"{name}, {' or '.join(modes[name])}" for name in names[1:]]
+    return table(("requests", "Batchwright", *heads, "ours / vLLM", "ours / transformers"), rows)
+
+
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
     return {
@@ -198,6 +220,7 @@ def makers() -> dict[str, Callable[[], str]]:
         "residuals": residuals,
         "models": models,
         "scheduler cost": scheduler_cost,
+        "peers_cpu": peers_on_cpu,
         **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},
     }
 

@@ -92,6 +92,21 @@ def attending(session: AttentionSession) -> Iterator[None]:
         _open.session = before
 
 
+def open_session() -> Any:
+    """The session that is open in this thread.
+
+    Raises:
+        BackendError: none is: the model was called by somebody else than its runner.
+    """
+    session: AttentionSession | None = getattr(_open, "session", None)
+    if session is None:
+        raise BackendError(
+            f"a model loaded with attn_implementation={ATTENTION!r} was called outside a step; "
+            "to call it yourself, first do model.set_attn_implementation('sdpa')"
+        )
+    return session
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -100,18 +115,9 @@ def paged_attention(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers' models call; shapes as in :meth:`AttentionSession.attend`.
-
-    Raises:
-        BackendError: no session is open: the model was called by somebody else than its runner.
-    """
-    session: AttentionSession | None = getattr(_open, "session", None)
-    if session is None:
-        raise BackendError(
-            f"a model loaded with attn_implementation={ATTENTION!r} was called outside a step; "
-            "to call it yourself, first do model.set_attn_implementation('sdpa')"
-        )
-    return session.attend(module, query, key, value, attention_mask=attention_mask, **kwargs), None
+    """The function that transformers' models call; shapes as in :meth:`AttentionSession.attend`."""
+    out: torch.Tensor = open_session().attend(module, query, key, value, **kwargs)
+    return out, None
 
 
 AttentionInterface.register(ATTENTION, paged_attention)
@@ -128,11 +134,11 @@ class PagedStep:
         plan: Any,
         slots: torch.Tensor,
     ) -> None:
-        self._layers = layers
-        self._cache = cache
-        self._kernel = kernel
-        self._plan = plan
-        self._slots = slots
+        self.layers = layers
+        self.cache = cache
+        self.kernel = kernel
+        self.plan = plan
+        self.slots = slots
 
     def attend(
         self,
@@ -143,6 +149,7 @@ class PagedStep:
         **kwargs: Any,
     ) -> torch.Tensor:
         """See :class:`AttentionSession`."""
-        layer = self._layers[module]
-        self._cache.write(layer.index, key[0].transpose(0, 1), value[0].transpose(0, 1), self._slots)
-        return self._kernel.attend(self._plan, layer, query[0].transpose(0, 1), self._cache).unsqueeze(0)
+        layer = self.layers[module]
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = self.kernel.write_and_attend(self.plan, layer, query, key, value, self.slots, self.cache)
+        return out.unsqueeze(0)

@@ -26,6 +26,7 @@ from batchwright_backends.torch.kernels.choice import Choice, choose
 from batchwright_backends.torch.loading import LoadedModel, load, weight_bytes
 from batchwright_backends.torch.models import resolve
 from batchwright_backends.torch.options import TorchOptions
+from batchwright_backends.torch.passes.optimise import optimise
 from batchwright_backends.torch.runner import Runner, Sampled
 from batchwright_backends.torch.sizing import make_cache
 from batchwright_backends.torch.torch_errors import LOWER_STEP, LOWER_WEIGHTS, torch_errors
@@ -129,6 +130,8 @@ class TorchBackend(Backend):
         if options.check_logits:
             with torch_errors(f"comparing the logits of {name}", LOWER_STEP, backend.held_bytes):
                 check.compare_with_eager(backend.model, runner.logits, capacity, list(layers.values()))
+        if not device.is_accelerator and group.size == 1:
+            optimise(loaded.model, layers, choice.kernel, options.passes, runner.logits, capacity)
         longest = -(-capacity.max_model_len // block_size)
         graphs.attempt(lambda: runner.record_decodes(graphs.sizes, min(longest, cache.num_blocks)), None)
         if device.is_accelerator or options.attention != "auto":

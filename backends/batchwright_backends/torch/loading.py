@@ -18,6 +18,7 @@ from batchwright_backends.torch import dummy, probe
 from batchwright_backends.torch.attention import ATTENTION
 from batchwright_backends.torch.group import ALONE, Group
 from batchwright_backends.torch.models import ModelSource
+from batchwright_backends.torch.passes.linears import packed_bytes
 from batchwright_backends.torch.tokenizer import HFTokenizer
 from batchwright_backends.torch.torch_errors import is_out_of_memory
 
@@ -115,9 +116,10 @@ def outline(source: ModelSource) -> tuple[Any, Any]:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of a model's weights and buffers in this process, shared ones once."""
+    """Bytes of a model's weights and buffers in this process, shared ones once, packed ones included."""
     tensors = (*model.parameters(), *model.buffers())
-    return sum((t.to_local() if hasattr(t, "to_local") else t).nbytes for t in tensors)
+    plain: int = sum((t.to_local() if hasattr(t, "to_local") else t).nbytes for t in tensors)
+    return plain + packed_bytes(model)
 
 
 def _options(source: ModelSource) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from batchwright.errors import ConfigError, did_you_mean
+from batchwright_backends.torch.passes.names import Pass
 
 
 class TorchOptions(BaseModel):
@@ -18,8 +19,8 @@ class TorchOptions(BaseModel):
             lacks bfloat16.
         load_format: ``auto`` loads the model's weights; ``dummy`` draws random ones from the engine's seed, for which
             config.json is enough: for benchmarks.
-        attention: kernel of the paged attention; ``auto`` takes the first of flash_attn, varlen, triton, sdpa that can
-            run the model here.
+        attention: kernel of the paged attention; ``auto`` takes the first of flash_attn, varlen, triton, native, sdpa
+            that can run the model here.
         cuda_graphs: whether steps of decodes are recorded as CUDA graphs at load and then replayed; ``auto`` does so
             where device, attention kernel and model allow it.
         kv_cache_gib: size of the KV cache in GiB. None: on CPU 1 GiB, or what ``memory_fraction`` of the free memory
@@ -28,6 +29,8 @@ class TorchOptions(BaseModel):
         num_threads: threads of torch on CPU, for the whole process; None leaves it as it is, or shares it between
             ranks.
         tensor_parallel_size: devices over which the model is split, a process for each; on CPU, processes alone.
+        passes: what makes a model on CPU faster: packed_linears, fused_layers, fused_norms, each where it finds what it
+            knows; None: all; an empty list: none. A model over several devices is left as it is.
         check_logits: whether a load compares the paged model's logits on a few tokens with those of the model's own
             eager attention, and fails when they differ.
     """
@@ -36,12 +39,13 @@ class TorchOptions(BaseModel):
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     load_format: Literal["auto", "dummy"] = "auto"
-    attention: Literal["auto", "flash_attn", "varlen", "triton", "sdpa"] = "auto"
+    attention: Literal["auto", "flash_attn", "varlen", "triton", "native", "sdpa"] = "auto"
     cuda_graphs: Literal["auto"] | bool = "auto"
     kv_cache_gib: float | None = Field(default=None, gt=0)
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
     num_threads: int | None = Field(default=None, ge=1)
     tensor_parallel_size: int = Field(default=1, ge=1)
+    passes: tuple[Pass, ...] | None = None
     check_logits: bool = True
 
     @classmethod

@@ -157,6 +157,16 @@ def make_backend(folders: Callable[[str], Path]) -> Callable[..., Any]:
     return make
 
 
+@pytest.fixture
+def make_plain(make_backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Like ``make_backend``, with nothing done for the CPU: for tests that put another kernel or device in place."""
+
+    def make(name: str, **settings: Any) -> Any:
+        return make_backend(name, **{"attention": "sdpa", "passes": [], **settings})
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def load_reference(folders: Callable[[str], Path]) -> Callable[[str], Any]:
     """The same model as transformers runs it by itself, float32; loaded once a session."""

@@ -15,8 +15,9 @@ import torch
 from backends.torch.attention_cases import layer
 from batchwright.errors import BackendError
 from batchwright_backends.torch import plugin
-from batchwright_backends.torch.kernels import choice, varlen
+from batchwright_backends.torch.kernels import choice, native, varlen
 from batchwright_backends.torch.kernels.demand import Demand
+from batchwright_backends.torch.native.build import NotBuilt
 
 PACKAGES = ("flash_attn_interface", "flash_attn", "flash_attn.cute.interface", "triton")
 DEVICES: tuple[tuple[str, tuple[int, int] | None], ...] = (
@@ -40,10 +41,18 @@ BLOCK_SIZES = (None, 16, 128, 256)
 Install = Callable[..., None]
 
 
+def built_for(dtype: torch.dtype) -> object:
+    """As where a compiler is there."""
+    if dtype == torch.float16:
+        raise NotBuilt("it knows float32 and bfloat16, not float16")
+    return object()
+
+
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Pretends that these packages are installed, and no others; kernels are not made, but named."""
     monkeypatch.setattr(varlen, "_takes_block_tables", lambda: True)
+    monkeypatch.setattr(native, "functions", built_for)
     for kernel in choice.KERNELS:
         fake = SimpleNamespace(name=kernel.name, title=kernel.title)
         monkeypatch.setattr(kernel, "make", lambda demand, fake=fake: fake)
@@ -70,6 +79,7 @@ def able(demand: Demand, packages: tuple[str, ...], needs: tuple[str, ...]) -> d
         and (size is None or size % 256 == 0),
         "varlen": plain and ((generation == 9 and third) or (generation == 10 and fourth and size in (None, 128))),
         "triton": triton and generation >= 8,
+        "native": demand.device == "cpu" and demand.dtype != torch.float16,
         "sdpa": True,
     }
 
@@ -152,7 +162,9 @@ def test_it_is_logged(install: Install, caplog: pytest.LogCaptureFixture) -> Non
     install()
     with caplog.at_level(logging.INFO, logger="batchwright_backends.torch.kernels.choice"):
         choice.choose("auto", torch.device("cpu"), torch.float32, None, [layer()])
-    assert caplog.messages[0].startswith("attention by sdpa (attention: auto; not flash_attn 3: it needs an NVIDIA GPU")
+    assert caplog.messages[0].startswith(
+        "attention by native (attention: auto; not flash_attn 3: it needs an NVIDIA GPU"
+    )
     assert "; not triton: it needs a GPU)" in caplog.messages[0]
 
 

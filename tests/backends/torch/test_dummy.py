@@ -58,7 +58,7 @@ def test_weights_follow_from_the_seed(write_config: Make) -> None:
     folder = write_config("llama")
 
     def load(seed: int) -> dict[str, torch.Tensor]:
-        settings = BackendSettings(folder, num_blocks=20, seed=seed, options={"load_format": "dummy"})
+        settings = BackendSettings(folder, num_blocks=20, seed=seed, options={"load_format": "dummy", "passes": []})
         return weights(TorchBackend.create("cpu", settings))
 
     torch.manual_seed(11)
@@ -150,8 +150,10 @@ def test_a_hub_name_whose_weights_are_in_the_cache(dtype: str, hub: str, folders
 
     (snapshot,) = (tmp_path / "hub" / "models--somebody--tiny" / "snapshots").iterdir()
     shutil.copy(folders("llama") / "model.safetensors", snapshot)
-    backend = TorchBackend.create("cpu", BackendSettings(hub, num_blocks=20, options={"dtype": dtype}))
-    here = TorchBackend.create("cpu", BackendSettings(str(folders("llama")), num_blocks=20, options={"dtype": dtype}))
+    backend = TorchBackend.create("cpu", BackendSettings(hub, num_blocks=20, options={"dtype": dtype, "passes": []}))
+    here = TorchBackend.create(
+        "cpu", BackendSettings(str(folders("llama")), num_blocks=20, options={"dtype": dtype, "passes": []})
+    )
     one, two = weights(backend), weights(here)
     assert all(torch.equal(one[name], two[name]) and one[name].dtype == getattr(torch, dtype) for name in two)
 

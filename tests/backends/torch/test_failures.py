@@ -69,8 +69,8 @@ def test_an_encoder_decoder_is_refused() -> None:
         probe.refuse_other_states(T5Config(), "it")
 
 
-def test_a_window_that_is_not_passed_on_is_refused(make_backend: Make) -> None:
-    backend = make_backend("llama")
+def test_a_window_that_is_not_passed_on_is_refused(make_plain: Make) -> None:
+    backend = make_plain("llama")
     backend.model.config.sliding_window = 64
     with pytest.raises(BackendError, match="layer 0 attends to a window of 64 tokens, but it does not tell"):
         probe.run(backend.model, 4)
@@ -182,7 +182,7 @@ def test_settings_out_of_range(folders: Make) -> None:
         ({"kv_cache_gib": 0}, {}, ConfigError, "kv_cache_gib is 0: input should be greater than 0"),
         ({"num_threads": 0}, {}, ConfigError, "num_threads is 0"),
         ({"attention": "flash"}, {}, ConfigError, "attention is 'flash'"),
-        ({"attention": "flash_attn"}, {}, BackendError, "(Ampere) or newer. Use attention: sdpa, or auto"),
+        ({"attention": "flash_attn"}, {}, BackendError, "(Ampere) or newer. Use attention: native or sdpa, or auto"),
         ({"kv_cache_gib": 1e-7}, {}, ConfigError, "kv_cache_gib is 1e-07, and a block of 16 tokens takes 6.0 KiB"),
         ({"kv_cache_gib": 1.0}, {"num_blocks": 5}, ConfigError, "give one"),
         ({"kv_cache_gib": 1e6}, {}, ConfigError, "are free; lower it (at most"),

@@ -69,9 +69,9 @@ def test_fa2_equals_the_definition(block_size: int, changes: dict[str, Any], fa2
 
 @pytest.mark.parametrize("name", BOTH)
 def test_fa2_same_tokens_as_generate(
-    name: str, fa2: FlashAttention2Functions, make_backend: Make, load_reference: Make
+    name: str, fa2: FlashAttention2Functions, make_plain: Make, load_reference: Make
 ) -> None:
-    backend = make_backend(name, block_size=256, num_blocks=8)
+    backend = make_plain(name, block_size=256, num_blocks=8)
     backend.runner.kernel = FlashAttention2()
     fa2.dtypes.add(torch.float32)
     driver = Driver(backend)
@@ -118,9 +118,9 @@ def test_fa3_equals_the_definition(block_size: int, changes: dict[str, Any], fa3
 
 @pytest.mark.parametrize("name", BOTH)
 def test_fa3_same_tokens_as_generate(
-    name: str, fa3: FlashAttention3Functions, make_backend: Make, load_reference: Make
+    name: str, fa3: FlashAttention3Functions, make_plain: Make, load_reference: Make
 ) -> None:
-    backend = make_backend(name)
+    backend = make_plain(name)
     backend.runner.kernel = FlashAttention3()
     fa3.dtypes.add(torch.float32)
     driver = Driver(backend)

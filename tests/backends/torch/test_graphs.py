@@ -129,12 +129,12 @@ def test_every_batch_has_a_size_and_little_padding(most: int) -> None:
     ],
 )
 def test_same_tokens_as_generate(
-    title: str, name: str, make_kernel: MakeKernel, make_backend: Make, load_reference: Make
+    title: str, name: str, make_kernel: MakeKernel, make_plain: Make, load_reference: Make
 ) -> None:
     """Prompts in chunks, mixed batches and decodes of every size; K and V of others are left alone."""
     few = title == "triton"  # its interpreter is slow
     settings = {"block_size": 256, "num_blocks": 8} if title == "flash_attn 2" else {"max_model_len": 32 if few else 64}
-    backend = make_backend(name, **settings)
+    backend = make_plain(name, **settings)
     sizes = [3] if few else [1, 2, 4, 5]
     kernel = make_kernel(title)
     device = on_gpu(backend, kernel, sizes)
@@ -153,9 +153,9 @@ def test_same_tokens_as_generate(
 
 
 @pytest.mark.parametrize("most", [12, 20])
-def test_f7_every_size_runs(most: int, make_kernel: MakeKernel, make_backend: Make) -> None:
+def test_f7_every_size_runs(most: int, make_kernel: MakeKernel, make_plain: Make) -> None:
     """Scenario F7: every batch from ``most`` down to 1 runs in the next size up, with the logits of none."""
-    backend = make_backend("llama", num_blocks=400, max_model_len=32)
+    backend = make_plain("llama", num_blocks=400, max_model_len=32)
     kernel = make_kernel("flash_attn 3")
     sizes = graph_sizes(most)
     device = on_gpu(backend, kernel, sizes)
@@ -179,8 +179,8 @@ def test_f7_every_size_runs(most: int, make_kernel: MakeKernel, make_backend: Ma
 # What a graph reads and writes --------------------------------------------------------------------------------
 
 
-def test_padding_lies_in_the_null_block(make_kernel: MakeKernel, make_backend: Make) -> None:
-    backend = make_backend("llama", num_blocks=12, max_model_len=24)
+def test_padding_lies_in_the_null_block(make_kernel: MakeKernel, make_plain: Make) -> None:
+    backend = make_plain("llama", num_blocks=12, max_model_len=24)
     on_gpu(backend, make_kernel("flash_attn 3"), [1, 4])
     runner: Runner = backend.runner
     graphs, cache = runner.graphs, runner.cache
@@ -208,16 +208,16 @@ def test_padding_lies_in_the_null_block(make_kernel: MakeKernel, make_backend: M
         assert bool(new.isfinite().all())
 
 
-def test_every_size_is_recorded_after_it_ran_the_largest_first(make_kernel: MakeKernel, make_backend: Make) -> None:
+def test_every_size_is_recorded_after_it_ran_the_largest_first(make_kernel: MakeKernel, make_plain: Make) -> None:
     sizes = [1, 2, 4]
-    device = on_gpu(make_backend("llama"), make_kernel("flash_attn 3"), sizes)
+    device = on_gpu(make_plain("llama"), make_kernel("flash_attn 3"), sizes)
     steps = [entry for entry in device.log if entry[0] in ("warm up", "capture")]
     assert steps == [("warm up",), ("capture", "pool 1")] * 3
     assert replays(device, sizes) == []
 
 
-def test_only_steps_of_decodes_are_replayed(make_kernel: MakeKernel, make_backend: Make) -> None:
-    backend = make_backend("llama", max_model_len=32)
+def test_only_steps_of_decodes_are_replayed(make_kernel: MakeKernel, make_plain: Make) -> None:
+    backend = make_plain("llama", max_model_len=32)
     device = on_gpu(backend, make_kernel("flash_attn 3"), [1, 2])
     driver = Driver(backend)
     a, b, c = (driver.request(f"r{i}", p) for i, p in enumerate(prompts((2, 1, 5))))
@@ -256,7 +256,7 @@ def test_a_graph_keeps_what_python_read() -> None:
 
 
 @pytest.mark.parametrize("keeps", ["context_lens", "block_tables"])
-def test_a_plan_that_keeps_values_gives_other_logits(keeps: str, make_kernel: MakeKernel, make_backend: Make) -> None:
+def test_a_plan_that_keeps_values_gives_other_logits(keeps: str, make_kernel: MakeKernel, make_plain: Make) -> None:
     """A negative control of the comparisons above."""
     kernel = make_kernel("flash_attn 3")
 
@@ -266,7 +266,7 @@ def test_a_plan_that_keeps_values_gives_other_logits(keeps: str, make_kernel: Ma
             return super().plan_decodes(kept, max_keys)
 
     def logits(kind: AttentionKernel) -> torch.Tensor:
-        backend = make_backend("llama", max_model_len=24)
+        backend = make_plain("llama", max_model_len=24)
         device = on_gpu(backend, kind, [1])
         backend.runner.logits(StepInputs.of_rows([([3, 4, 5, 6, 7, 8], 0, [2, 0])], 4))
         out: torch.Tensor = backend.runner.logits(StepInputs.of_rows([([9], 6, [2, 0])], 4)).clone()
@@ -312,23 +312,23 @@ def gpu(monkeypatch: pytest.MonkeyPatch, make_kernel: MakeKernel) -> RecordingDe
     return device
 
 
-def test_a_load_records_and_says_so(gpu: RecordingDevice, make_backend: Make) -> None:
-    backend = make_backend("llama", max_num_seqs=3)
+def test_a_load_records_and_says_so(gpu: RecordingDevice, make_plain: Make) -> None:
+    backend = make_plain("llama", max_num_seqs=3)
     assert gpu.count("capture") == 3 and backend.runner.graphs.sizes == [1, 2, 3]
     assert backend.runner.graphs.tensors.block_tables.shape == (3, 64)  # 256 tokens in blocks of 4
     assert backend.notes[-1] == "decodes of up to 3 requests as CUDA graphs of 3 sizes"
-    assert make_backend("llama", max_num_seqs=3, num_blocks=5).runner.graphs.tensors.block_tables.shape == (3, 5)
-    off = make_backend("llama", cuda_graphs=False)
+    assert make_plain("llama", max_num_seqs=3, num_blocks=5).runner.graphs.tensors.block_tables.shape == (3, 5)
+    off = make_plain("llama", cuda_graphs=False)
     assert off.runner.graphs is None and off.notes[-1] == "no CUDA graphs (cuda_graphs is false)"
 
 
-def test_the_cache_takes_what_steps_and_graphs_leave(gpu: RecordingDevice, make_backend: Make) -> None:
+def test_the_cache_takes_what_steps_and_graphs_leave(gpu: RecordingDevice, make_plain: Make) -> None:
     block = 3 * 4 * (2 * 8) * 2 * 4
     free, total, mib = gpu.free_bytes(), gpu.total_bytes(), 1 << 20
     settings = {"num_blocks": None, "max_num_seqs": 20, "max_num_batched_tokens": 64, "memory_fraction": 0.75}
     # Six sizes: the first takes 5 MiB, each other one 1 MiB; a step takes 3 MiB.
     expected = (free - (3 + 5 + 5) * mib - total // 4) // block
-    assert make_backend("llama", **settings).capacity().num_blocks == expected
+    assert make_plain("llama", **settings).capacity().num_blocks == expected
     assert [entry for entry in gpu.log if entry[0] in ("peak", "capture")][:3] == [
         ("peak",),
         ("capture", "pool 1"),
@@ -337,13 +337,13 @@ def test_the_cache_takes_what_steps_and_graphs_leave(gpu: RecordingDevice, make_
     assert gpu.log[-1] == ("capture", "pool 2")  # over the cache that was made
     gc.collect()  # the backend above and its graphs
     assert gpu.free_bytes() == free
-    without = make_backend("llama", cuda_graphs=False, **settings).capacity().num_blocks
+    without = make_plain("llama", cuda_graphs=False, **settings).capacity().num_blocks
     assert without == (free - 3 * mib - total // 4) // block
 
 
 def test_a_model_that_cannot_be_recorded_runs_without(
     gpu: RecordingDevice,
-    make_backend: Make,
+    make_plain: Make,
     load_reference: Make,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,7 +360,7 @@ def test_a_model_that_cannot_be_recorded_runs_without(
 
     monkeypatch.setattr(gpu, "capture", capture_with_a_wait)
     with caplog.at_level(logging.WARNING):
-        backend = make_backend("llama", max_num_seqs=3)
+        backend = make_plain("llama", max_num_seqs=3)
     assert backend.runner.graphs is None
     words = "no CUDA graphs (a step of this model cannot be recorded (RuntimeError: operation not permitted"
     assert words in caplog.text and backend.notes[-1].startswith(words)
@@ -369,12 +369,12 @@ def test_a_model_that_cannot_be_recorded_runs_without(
     driver.run(requests, 3)
     check(driver, load_reference("llama"), requests, 3)
     with pytest.raises(BackendError, match="cuda_graphs is true, and there can be none: a step of this model cannot"):
-        make_backend("llama", max_num_seqs=3, cuda_graphs=True)
+        make_plain("llama", max_num_seqs=3, cuda_graphs=True)
 
 
-def test_the_arrays_of_a_step_go_in_two_pieces(make_kernel: MakeKernel, make_backend: Make) -> None:
+def test_the_arrays_of_a_step_go_in_two_pieces(make_kernel: MakeKernel, make_plain: Make) -> None:
     """No more is uploaded than the columns and the tables, whatever the number of rows."""
-    backend = make_backend("llama", max_model_len=24)
+    backend = make_plain("llama", max_model_len=24)
     on_gpu(backend, make_kernel("flash_attn 3"), [4])
     graphs: DecodeGraphs = backend.runner.graphs
     sent: list[int] = []

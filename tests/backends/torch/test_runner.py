@@ -38,8 +38,8 @@ def play(backend: Any) -> RecordingDevice:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
-def test_same_tokens_through_the_buffers(name: str, make_backend: Make, load_reference: Make) -> None:
-    backend = make_backend(name)
+def test_same_tokens_through_the_buffers(name: str, make_plain: Make, load_reference: Make) -> None:
+    backend = make_plain(name)
     play(backend)
     driver = Driver(backend)
     requests = [driver.request(f"r{i}", p) for i, p in enumerate(prompts())]
@@ -47,8 +47,8 @@ def test_same_tokens_through_the_buffers(name: str, make_backend: Make, load_ref
     check(driver, load_reference(name), requests)
 
 
-def test_submit_waits_for_nothing_and_collect_for_its_own_step(make_backend: Make) -> None:
-    backend = make_backend("llama")
+def test_submit_waits_for_nothing_and_collect_for_its_own_step(make_plain: Make) -> None:
+    backend = make_plain("llama")
     device = play(backend)
     driver = Driver(backend)
     request = driver.request("a", prompts()[0])
@@ -67,17 +67,17 @@ def test_submit_waits_for_nothing_and_collect_for_its_own_step(make_backend: Mak
         assert device.log[-1] == ("wait", 2 * step + 1)
 
 
-def test_tokens_are_copied_before_the_mark(make_backend: Make) -> None:
-    backend = make_backend("llama")
+def test_tokens_are_copied_before_the_mark(make_plain: Make) -> None:
+    backend = make_plain("llama")
     device = play(backend)
     driver = Driver(backend)
     driver.step([(driver.request("a", prompts()[0]), 5)])
     assert [entry[0] for entry in device.log] == ["mark", "to host", "to host", "mark", "wait"]
 
 
-def test_steps_submitted_ahead_do_not_count_their_wait(make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_submitted_ahead_do_not_count_their_wait(make_plain: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two steps submitted at 0 and collected at 10 and 15, the second took 5."""
-    backend = make_backend("llama")
+    backend = make_plain("llama")
     times = iter([0, 1, 10, 15])
     monkeypatch.setattr(backend.clock, "now_ns", lambda: next(times))
     driver = Driver(backend)

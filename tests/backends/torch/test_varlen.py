@@ -67,10 +67,8 @@ def test_it_equals_the_definition(block_size: int, changes: dict[str, Any], func
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
-def test_same_tokens_as_generate(
-    name: str, functions: VarlenFunctions, make_backend: Make, load_reference: Make
-) -> None:
-    backend = make_backend(name)
+def test_same_tokens_as_generate(name: str, functions: VarlenFunctions, make_plain: Make, load_reference: Make) -> None:
+    backend = make_plain(name)
     backend.runner.kernel = VarlenAttention()
     functions.dtypes.add(torch.float32)
     driver = Driver(backend)

@@ -14,6 +14,7 @@ from batchwright_backends.torch.kernels.demand import Demand
 from batchwright_backends.torch.kernels.flash_attn import FlashAttention2
 from batchwright_backends.torch.kernels.flash_attn3 import FlashAttention3
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
+from batchwright_backends.torch.kernels.native import NativeAttention
 from batchwright_backends.torch.kernels.sdpa import ScaledDotProduct
 from batchwright_backends.torch.kernels.triton_attention import TritonAttention
 from batchwright_backends.torch.kernels.varlen import VarlenAttention
@@ -28,6 +29,7 @@ KERNELS: tuple[type[AttentionKernel], ...] = (
     FlashAttention2,
     VarlenAttention,
     TritonAttention,
+    NativeAttention,
     ScaledDotProduct,
 )
 """In the order in which ``auto`` tries them."""

@@ -70,3 +70,30 @@ class AttentionKernel(ABC):
         Returns:
             [T, heads, value width].
         """
+
+    def write_and_attend(
+        self,
+        plan: Any,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slots: torch.Tensor,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Put K and V of the step's tokens into their slots, then attend.
+
+        Args:
+            plan: of this step.
+            layer: which layer.
+            query: [T, heads, key width].
+            key: [T, KV heads, key width].
+            value: [T, KV heads, value width].
+            slots: int64[T].
+            cache: of all tokens.
+
+        Returns:
+            [T, heads, value width].
+        """
+        cache.write(layer.index, key, value, slots)
+        return self.attend(plan, layer, query, cache)

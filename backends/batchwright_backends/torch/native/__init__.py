@@ -1,0 +1,1 @@
+"""Functions in C++ for the CPU, built at first use where a compiler is there."""
