@@ -116,7 +116,7 @@ def paged_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers' models call; shapes as in :meth:`AttentionSession.attend`."""
-    out: torch.Tensor = open_session().attend(module, query, key, value, **kwargs)
+    out: torch.Tensor = open_session().attend(module, query, key, value, attention_mask=attention_mask, **kwargs)
     return out, None
 
 

@@ -28,8 +28,8 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["cuda", "cpu", "windows", "python"])
-def test_a_step(error: Exception, make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = make_backend("llama", num_blocks=64)
+def test_a_step(error: Exception, make_plain: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make_plain("llama", num_blocks=64)
     driver = Driver(backend)
     monkeypatch.setattr(backend.runner.kernel, "attend", raising(error))
     with pytest.raises(BackendError) as caught:
@@ -73,8 +73,8 @@ def test_a_pool(make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         make_backend("llama", num_blocks=64)
 
 
-def test_a_warm_up(make_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_backend("llama").model
+def test_a_warm_up(make_plain: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_plain("llama").model
     sizing.largest_step(model, 300, 40, 256)
     monkeypatch.setattr(probe.Probe, "attend", raising(CUDA))
     with pytest.raises(
