@@ -74,7 +74,7 @@ class NativeAttention(AttentionKernel):
     def __init__(self, built: Functions) -> None:
         self.functions = built
         self._cache: ReferenceType[KVCache] | None = None  # that the layers below point into
-        self._layers: dict[int, Layer] = {}
+        self._layers: dict[int, tuple[AttentionLayer, Layer]] = {}
         self._scratch = torch.empty(0, 0)
 
     @staticmethod
@@ -164,12 +164,13 @@ class NativeAttention(AttentionKernel):
     ) -> torch.Tensor:
         if self._cache is None or self._cache() is not cache:
             self._cache, self._layers = ref(cache), {}
-        known = self._layers.get(layer.index)
-        if known is None:
-            known = self._layers[layer.index] = self.layer(layer, cache)
+        known, native = self._layers.get(layer.index, (None, None))
+        if native is None or known is not layer:
+            native = self.layer(layer, cache)
+            self._layers[layer.index] = layer, native
         out = torch.empty(query.shape[0], layer.num_heads, layer.value_width, dtype=query.dtype)
         query, key, value = _rows(query), _rows(key), _rows(value)
-        self.functions.paged_attention(known, plan.step, query, key, value, out, self._scratch)
+        self.functions.paged_attention(native, plan.step, query, key, value, out, self._scratch)
         return out
 
 
