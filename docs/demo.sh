@@ -9,7 +9,7 @@ B=stall_free:chunk_size=64
 
 echo "== SmolLM2-135M on this machine's CPU, in real time =="
 $BATCHWRIGHT ab $A $B --backend cpu:smollm2-135m \
-  --workload "synthetic:rate=1,n=16,prompt=uniform(32,160),output=uniform(8,24),prefix=32,prefixes=2,seed=1" \
+  --workload "synthetic:rate=4,n=48,prompt=uniform(64,256),output=uniform(16,32),prefix=32,prefixes=2,seed=1" \
   --set max_num_batched_tokens=128 --set max_num_seqs=16
 
 echo
