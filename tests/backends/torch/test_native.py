@@ -67,6 +67,18 @@ def test_attention_of_every_head_width(width: int, changes: dict[str, Any], buil
     problem.check(NativeAttention(built), half_tolerance=HALF)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("window", [None, 9])
+def test_many_rows_are_taken_whole_and_the_next_fetched_ahead(
+    threads: int, window: int | None, built: Functions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of no length, of one key and of thousands, beside each other."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    rows = [(1, before) for before in (0, 1, 15, 16, 17, 3000, 31, 2, 64, 100, 0, 200)] + [(20, 5), (1, 7)]
+    problem = Problem(rows, layer(key_width=32, value_width=32, window=window), 4, built.dtype)
+    problem.check(NativeAttention(built), half_tolerance=HALF)
+
+
 def test_not_a_number_stays_with_its_row(built: Functions) -> None:
     problem = Problem([(1, 20), (1, 20), (5, 3)], layer(), 4, built.dtype)
     kernel = NativeAttention(built)

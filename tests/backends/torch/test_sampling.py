@@ -94,6 +94,22 @@ def test_greedy_takes_the_first_of_the_best(dtype: torch.dtype) -> None:
     assert tokens[2] == 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [1, 255, 256, 257, 512, 1000])
+def test_greedy_whatever_the_chunks(vocabulary: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(40, vocabulary, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits[1] = -torch.inf
+    logits[2, vocabulary // 2 :] = 9.0
+    logits[3] = torch.nan
+    logits[4] = -torch.inf
+    logits[4, -1] = -3e4
+    tokens, finite = sample(logits, params(40, temperature=[0.0] * 40))
+    assert finite.tolist() == [i not in (1, 3, 4) or (i == 4 and vocabulary == 1) for i in range(40)]
+    others = [i for i in range(40) if i != 3]
+    assert tokens[others].tolist() == logits[others].float().numpy().argmax(-1).tolist()
+    assert 0 <= int(tokens[3]) < vocabulary
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40, 64])
 def test_a_draw_is_where_the_running_sum_exceeds_it(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the chunks, and where whole chunks have no weight."""

@@ -91,6 +91,42 @@ void prepare(const T* from, float* to, int64_t width, const float* norm, const L
     if (layer.rotates) rotate(to, (const T*)step.cos + token * width, (const T*)step.sin + token * width, width);
 }
 
+constexpr int64_t KEPT_BYTES = 512 << 10;  // half of the second-level cache of common cores
+
+// Fetches K and V of the row that a thread does next while it computes on the one before: memory would stand still
+// meanwhile, and the processor after it.
+template <typename T>
+class Ahead {
+    const Layer& layer;
+    const Step& step;
+    const int32_t* table;
+    int64_t at = 0, end = 0, portion = 0;
+
+public:
+    // `task` of the step; those beyond the last have nothing to fetch. `portions`: calls of fetch() that will follow.
+    Ahead(const Layer& layer, const Step& step, int64_t task, int64_t portions) : layer(layer), step(step) {
+        if (task >= step.num_tasks) return;
+        table = step.block_tables + step.task_row[task] * step.table_width;
+        end = step.task_position[task];  // the last is written in this step and not far
+        const int64_t begin = layer.window ? end - layer.window + 1 : 0;
+        if (begin > 0) at = begin;
+        const int64_t kept = KEPT_BYTES / ((layer.key_width + layer.value_width) * layer.num_kv_heads * sizeof(T));
+        if (end - at > kept) end = at + kept;
+        portion = (end - at + portions - 1) / portions;
+    }
+
+    void fetch() {
+        const int64_t key_row = layer.key_width * layer.num_kv_heads, value_row = layer.value_width * layer.num_kv_heads;
+        for (const int64_t stop = at + portion < end ? at + portion : end; at < stop; at++) {
+            const int64_t slot = (int64_t)table[at / step.block_size] * step.block_size + at % step.block_size;
+            const char* key = (const char*)((const T*)layer.keys + slot * key_row);
+            const char* value = (const char*)((const T*)layer.values + slot * value_row);
+            for (int64_t line = 0; line < (int64_t)sizeof(T) * key_row; line += 64) __builtin_prefetch(key + line, 0, 2);
+            for (int64_t line = 0; line < (int64_t)sizeof(T) * value_row; line += 64) __builtin_prefetch(value + line, 0, 2);
+        }
+    }
+};
+
 // A stretch of new tokens of one row, all query heads that share one KV head. Each such pair is a "query".
 template <typename T>
 struct Task {
@@ -98,6 +134,7 @@ struct Task {
     const Step& step;
     int64_t head, group;  // KV head, query heads that share it
     bool head_is_first;   // of those that this thread does of the row
+    Ahead<T>* ahead;      // or null
     int64_t start, count, position;  // first token among the step's, tokens, position of the first
     const int32_t* table;
     const T* query;  // of the first token and head
@@ -129,7 +166,6 @@ inline Floats seen_scores(Floats scores, const Layer& layer, int64_t first_key, 
     return scores;
 }
 
-constexpr int64_t KEPT_BYTES = 512 << 10;  // half of the second-level cache of common cores
 constexpr int QUERIES = 4;     // that share a load of keys or values
 constexpr int64_t FEW = 12;  // queries of a task that do not pay for transposing its keys
 
@@ -347,6 +383,7 @@ void attend_few(const Task<T>& task, float* scratch) {
     look_up(start, at);
     for (int64_t first = start; first < end; first += LANES, at ^= LANES) {
         if (first + LANES < end) look_up(first + LANES, at ^ LANES);
+        if (task.ahead) task.ahead->fetch();
         const int present = end - first < LANES ? (int)(end - first) : LANES;
         for (int64_t i = 0; i < num_queries;) {
             const int64_t left = num_queries - i;
@@ -417,7 +454,8 @@ void paged_attention(const Layer& layer, const Step& step, const T* query, const
                      const int64_t* strides, float* scratch, int64_t scratch_size, int threads) {
     const int64_t tasks = step.num_tasks * layer.num_kv_heads, group = layer.num_heads / layer.num_kv_heads;
     // All heads of a row by one thread, where there are rows enough: what is read for one lies beside the others.
-    const int64_t chunk = step.num_tasks >= 4 * threads ? layer.num_kv_heads : 1;
+    const bool by_rows = step.num_tasks >= 4 * threads;
+    int64_t untaken = 0;
 #pragma omp parallel num_threads(threads)
     {
 #ifdef _OPENMP
@@ -429,14 +467,14 @@ void paged_attention(const Layer& layer, const Step& step, const T* query, const
         const int64_t written = key ? step.num_tokens : 0;
 #pragma omp for schedule(static)
         for (int64_t token = 0; token < written; token++) write(layer, step, key, value, token, strides, mine);
-#pragma omp for schedule(dynamic, chunk)
-        for (int64_t i = 0; i < tasks; i++) {
-            const int64_t at = i / layer.num_kv_heads, head = i % layer.num_kv_heads, start = step.task_start[at];
+        auto run = [&](int64_t at, int64_t head, Ahead<T>* ahead) {
+            const int64_t start = step.task_start[at];
             Task<T> task{layer,
                          step,
                          head,
                          group,
-                         head == 0 || chunk == 1,
+                         head == 0 || !by_rows,
+                         ahead,
                          start,
                          step.task_count[at],
                          step.task_position[at],
@@ -446,6 +484,24 @@ void paged_attention(const Layer& layer, const Step& step, const T* query, const
                          strides[1],
                          out + (start * layer.num_heads + head * group) * layer.value_width};
             run_task(task, mine);
+        };
+        auto take = [&] {
+            int64_t taken;
+#pragma omp atomic capture
+            taken = untaken++;
+            return taken;
+        };
+        // By whole rows a thread takes the next before it does the first, so that it knows what to fetch.
+        if (by_rows) {
+            for (int64_t row = take(), next; row < step.num_tasks; row = next) {
+                next = take();
+                const int64_t tiles = step.task_position[row] / LANES + 1;
+                Ahead<T> ahead(layer, step, next, tiles * layer.num_kv_heads);
+                for (int64_t head = 0; head < layer.num_kv_heads; head++) run(row, head, &ahead);
+            }
+        } else {
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < tasks; i++) run(i / layer.num_kv_heads, i % layer.num_kv_heads, nullptr);
         }
     }
 }
