@@ -133,9 +133,10 @@ def _largest(logits: torch.Tensor) -> torch.Tensor:
 
 def _draw(logits: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
     """Tokens of the rows that are not greedy; ``logits`` holds these rows only."""
-    x = logits.float()
-    # Weights relative to the likeliest token: 1 for it, so never all zero, whatever the temperature.
-    weights = (x - x.amax(dim=-1, keepdim=True)).div_(plan.temperature).exp_()
+    # One copy, changed in place: each further one of this size costs more than the computation.
+    weights = logits.to(torch.float32, copy=True)
+    # Relative to the likeliest token: 1 for it, so never all zero, whatever the temperature.
+    weights.sub_(weights.amax(dim=-1, keepdim=True)).div_(plan.temperature).exp_()
     if plan.min_p is not None:
         weights.masked_fill_(weights < plan.min_p, 0.0)
     if plan.kept is not None:
