@@ -201,6 +201,11 @@ def peers_on_cpu() -> str:
         ]
         for row in figures["rows"]
     ]
+    ready = {row["row"].rsplit(", ", 1)[-1]: row["cold_s"] for row in figures["rows"]}
+    rows += [
+        [f"seconds from start to first answer, {dtype}", *(f"{cold[name]:.0f}" for name in names), "", ""]
+        for dtype, cold in ready.items()
+    ]
     modes = {name: sorted({row["modes"][name] for row in figures["rows"]}) for name in names[1:]}
     heads = [f"{name}, {' or '.join(modes[name])}" for name in names[1:]]
     return table(("requests", "Batchwright", *heads, "ours / vLLM", "ours / transformers"), rows)
