@@ -1,0 +1,131 @@
+"""What two backends say of the same arms, as a table."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from batchwright.lab.agree import AGREE, ALIKE, NEITHER, ONLY_FIRST, ONLY_SECOND, OPPOSITE, Agreement, BackendsCompared
+from batchwright.lab.bootstrap import LEVEL
+from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.report import SHOWN
+from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
+
+_STYLES = {AGREE: "green", OPPOSITE: "red"}
+_NONE = "-"
+
+
+def format_agreement(compared: BackendsCompared, width: int = 80) -> str:
+    """The report as plain text.
+
+    Args:
+        compared: one A/B on two backends.
+        width: columns to fit into.
+    """
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
+    print_agreement(compared, console)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def print_agreement(compared: BackendsCompared, console: Console | None = None) -> None:
+    """Print the report: with colour on a terminal, as plain text elsewhere.
+
+    Args:
+        compared: one A/B on two backends.
+        console: where to; standard output by default.
+    """
+    console = console if console is not None else Console(highlight=False)
+    first = compared.comparisons[0]
+    base = first.runs[0]
+    parts: list[RenderableType] = [_header(compared)]
+    for run in first.runs[1:]:
+        found = [a for a in compared.agreements if a.arm == run.arm]
+        title = Text(f"{run.arm} - {base.arm}", style="bold")
+        parts += [Padding(title, (1, 0, 0, 0)), _table(compared.backends, found)]
+    note = f"Differences in percent of {base.arm}, with {LEVEL:.0%} intervals of each backend's own run."
+    parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
+    closing = Table.grid(padding=(0, 1))
+    for line in _closing(compared):
+        closing.add_row("*", Text(line))
+    console.print(Group(*parts, closing))
+
+
+def _header(compared: BackendsCompared) -> Table:
+    run = compared.comparisons[0].runs[0]
+    workload = run.workload
+    grid = Table.grid(padding=(0, 1))
+    name, size, digest = workload.get("name", "?"), workload.get("num_requests", "?"), workload.get("hash", "?")
+    grid.add_row(Text("workload", style="dim"), Text(f"{name} ({size} requests, hash {digest})"))
+    grid.add_row(Text("backends", style="dim"), Text(" and ".join(compared.backends)))
+    return grid
+
+
+def _table(backends: tuple[str, str], agreements: list[Agreement]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("")
+    for backend in backends:
+        table.add_column(Text(backend), justify="right", overflow="fold")
+    table.add_column("sign")
+    table.add_column("intervals")
+    for agreement in agreements:
+        if agreement.metric not in SHOWN or agreement.sign == ALIKE:
+            continue
+        metric = METRICS[agreement.metric]
+        table.add_row(
+            Text(metric.label),
+            *(Text(_difference(metric, verdict)) for verdict in agreement.verdicts),
+            Text(_sign(agreement.sign, backends), style=_STYLES.get(agreement.sign, "")),
+            Text({True: "overlap", False: "apart", None: _NONE}[agreement.overlap]),
+        )
+    return table
+
+
+def _sign(sign: str, backends: tuple[str, str]) -> str:
+    """The word; where only one backend shows something, which."""
+    kinds = [backend.partition(":")[0] for backend in backends]
+    if kinds[0] == kinds[1]:
+        kinds = ["first", "second"]
+    return {ONLY_FIRST: f"only {kinds[0]}", ONLY_SECOND: f"only {kinds[1]}", NEITHER: _NONE}.get(sign, sign)
+
+
+def _difference(metric: Metric, verdict: Verdict) -> str:
+    """In percent of the first arm where that says something, else as it is; of a difference not shown, the interval."""
+    if verdict.words == NO_DIFFERENCE or verdict.difference is None:
+        return NO_DIFFERENCE
+    if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
+        return f"{verdict.difference * metric.scale:+,.{metric.decimals}f}"
+    interval = verdict.interval
+    if interval is None or interval.relative_low is None or interval.relative_high is None:
+        return f"{_percent(verdict.relative)}%"
+    low, high = _percent(interval.relative_low), _percent(interval.relative_high)
+    return f"[{low}%, {high}%]" if verdict.words == NOT_SHOWN else f"{_percent(verdict.relative)}% [{low}, {high}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f}"
+
+
+def _closing(compared: BackendsCompared) -> Iterator[str]:
+    shown = [a for a in compared.agreements if a.tested and a.sign in (AGREE, OPPOSITE)]
+    one = [a for a in compared.agreements if a.tested and a.sign in (ONLY_FIRST, ONLY_SECOND)]
+    if shown:
+        agreed = sum(a.sign == AGREE for a in shown)
+        near = sum(a.overlap is True for a in shown)
+        yield (
+            f"{len(shown)} differences are shown on both backends: the sign agrees in {agreed}, the intervals overlap "
+            f"in {near}; {len(one)} are shown on one backend only"
+        )
+    else:
+        yield f"no difference is shown on both backends; {len(one)} are shown on one of them"
+    for agreement in compared.opposite:
+        yield f"{METRICS[agreement.metric].label}: the backends contradict each other on {agreement.arm}"
+    yield from compared.notes
+    for backend, comparison in zip(compared.backends, compared.comparisons, strict=True):
+        for line in comparison.closing:
+            yield f"{backend}: {line}"
