@@ -13,6 +13,7 @@ import torch
 
 from batchwright import Engine, Request
 from batchwright_backends.torch.backend import TorchBackend
+from batchwright_backends.torch.devices import CudaDevice
 
 PHASES = ("input preparation", "forward", "sampling", "bookkeeping")
 
@@ -46,7 +47,7 @@ class Watch:
         self.steps: list[StepTimes] = []
         self._engine = engine
         self._runner: Any = engine.backend.runner
-        self._is_gpu = self._runner.device.is_accelerator and torch.cuda.is_available()
+        self._is_gpu = isinstance(self._runner.device, CudaDevice)
         self._now = StepTimes()
         self._marks: list[tuple[StepTimes, Any, Any]] = []
         for name, phase in (("prepare", "input preparation"), ("forward", "forward"), ("sample", "sampling")):

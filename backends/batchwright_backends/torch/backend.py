@@ -18,7 +18,7 @@ from batchwright.backend import Backend, BackendSettings, Capacity, RealClock, S
 from batchwright.batch import Batch
 from batchwright.errors import BackendError, ConfigError
 from batchwright_backends.torch import check, probe
-from batchwright_backends.torch.devices import device_of
+from batchwright_backends.torch.devices import Accelerator, device_of
 from batchwright_backends.torch.dtypes import choose_dtype
 from batchwright_backends.torch.graphs import GraphChoice
 from batchwright_backends.torch.group import ALONE, Group
@@ -130,12 +130,14 @@ class TorchBackend(Backend):
         if options.check_logits:
             with torch_errors(f"comparing the logits of {name}", LOWER_STEP, backend.held_bytes):
                 check.compare_with_eager(backend.model, runner.logits, capacity, list(layers.values()))
-        if not device.is_accelerator and group.size == 1:
+        if not isinstance(device, Accelerator) and group.size == 1:
             optimise(loaded.model, layers, choice.kernel, options.passes, runner.logits, capacity)
         longest = -(-capacity.max_model_len // block_size)
         graphs.attempt(lambda: runner.record_decodes(graphs.sizes, min(longest, cache.num_blocks)), None)
-        if device.is_accelerator or options.attention != "auto":
-            backend.notes = (str(choice), *([str(graphs)] if device.is_accelerator else []))
+        if isinstance(device, Accelerator):
+            backend.notes = (str(choice), str(graphs))
+        elif options.attention != "auto":
+            backend.notes = (str(choice),)
         logger.info("%s: %s, %s blocks of %s tokens, %s, %s", name, dtype, cache.num_blocks, block_size, choice, graphs)
         return backend
 

@@ -5,6 +5,7 @@ The runner reaches streams and graphs here and nowhere else, so that its tests p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -29,73 +30,93 @@ class Graph(Protocol):
         ...
 
 
+class Device(ABC):
+    """Where tensors are.
+
+    Attributes:
+        device: as torch calls it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @abstractmethod
+    def host_bytes(self, num: int) -> torch.Tensor:
+        """uint8[num] of host memory, from and to which copies are queued without waiting for them."""
+
+    @abstractmethod
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in host memory, from an event on that is marked after this."""
+
+    @abstractmethod
+    def mark(self) -> Event:
+        """An event behind all work queued so far."""
+
+    @abstractmethod
+    def free_bytes(self) -> int | None:
+        """Memory that is free now; None: unknown."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give unused memory back to the device."""
+
+
 class _Done:
     def synchronize(self) -> None:
         """Nothing is left to be done."""
 
 
-class Device:
-    """A device whose work is done when a call returns: the CPU.
-
-    Attributes:
-        device: as torch calls it.
-        is_accelerator: whether work is only queued when a call returns, and memory is its own.
-        captures: whether it records graphs.
-    """
-
-    is_accelerator = False
-    captures = False
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+class CpuDevice(Device):
+    """The CPU, whose work is done when a call returns, and whose memory is the host's."""
 
     def host_bytes(self, num: int) -> torch.Tensor:
-        """uint8[num] of host memory, from and to which copies are queued without waiting for them."""
+        """See :class:`Device`."""
         return torch.empty(num, dtype=torch.uint8)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in host memory, from an event on that is marked after this."""
+        """See :class:`Device`: it is there."""
         return tensor
 
     def mark(self) -> Event:
-        """An event behind all work queued so far."""
+        """See :class:`Device`."""
         return _Done()
 
+    def free_bytes(self) -> int | None:
+        """See :class:`Device`."""
+        return memory.free_host_bytes()
+
+    def release(self) -> None:
+        """See :class:`Device`: what is unused was given back when its tensor died."""
+
+
+class Accelerator(Device):
+    """A device with memory of its own, whose work is only queued when a call returns, and can be recorded."""
+
+    @abstractmethod
     def warm_up(self, run: Callable[[], Any]) -> None:
         """Do the work once where ``capture`` will record it: beside the stream that steps run on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def graph_pool(self) -> Any:
         """Memory for the intermediate results of recorded work."""
-        raise NotImplementedError
 
+    @abstractmethod
     def capture(self, run: Callable[[], Any], pool: Any) -> Graph:
         """Record the work. Recordings that share a pool may be replayed one after another only, and what one leaves
         there stands until the next replay.
         """
-        raise NotImplementedError
 
-    def free_bytes(self) -> int | None:
-        """Memory that is free now; None: unknown."""
-        return memory.free_host_bytes()
-
+    @abstractmethod
     def peak_bytes(self, run: Callable[[], Any]) -> int:
         """Memory that tensors take at most while this runs, over what they take now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def total_bytes(self) -> int:
         """All memory of the device."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """Give unused memory back to the device."""
 
 
-class CudaDevice(Device):
+class CudaDevice(Accelerator):
     """An NVIDIA or AMD GPU, on whose current stream steps run. Not yet run on one."""
-
-    is_accelerator = True
-    captures = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -117,7 +138,7 @@ class CudaDevice(Device):
         return event
 
     def warm_up(self, run: Callable[[], Any]) -> None:
-        """See :class:`Device`."""
+        """See :class:`Accelerator`."""
         current = torch.cuda.current_stream(self.device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
@@ -125,11 +146,11 @@ class CudaDevice(Device):
         current.wait_stream(self._side)
 
     def graph_pool(self) -> Any:
-        """See :class:`Device`."""
+        """See :class:`Accelerator`."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], Any], pool: Any) -> Graph:
-        """See :class:`Device`."""
+        """See :class:`Accelerator`."""
         graph = torch.cuda.CUDAGraph()
         # Another thread, of a server say, may use the device meanwhile: only what this one does must be recordable.
         with torch.cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"):
@@ -141,11 +162,11 @@ class CudaDevice(Device):
         return torch.cuda.mem_get_info(self.device)[0]
 
     def total_bytes(self) -> int:
-        """See :class:`Device`."""
+        """See :class:`Accelerator`."""
         return torch.cuda.mem_get_info(self.device)[1]
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """See :class:`Device`."""
+        """See :class:`Accelerator`."""
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         run()
@@ -159,4 +180,4 @@ class CudaDevice(Device):
 
 def device_of(device: torch.device) -> Device:
     """What the runner needs of that device."""
-    return CudaDevice(device) if device.type == "cuda" else Device(device)
+    return CudaDevice(device) if device.type == "cuda" else CpuDevice(device)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from batchwright.errors import BackendError
-from batchwright_backends.torch.devices import Device, Graph
+from batchwright_backends.torch.devices import Accelerator, Device, Graph
 from batchwright_backends.torch.inputs import StepInputs, StepTensors, Upload
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
 from batchwright_backends.torch.kv_cache import KVCache
@@ -68,7 +68,7 @@ class GraphChoice:
         if wanted is False:
             return cls([], "cuda_graphs is false")
         choice = cls(graph_sizes(most), is_required=wanted is True)
-        if not device.captures:
+        if not isinstance(device, Accelerator):
             choice._give_up(f"{device.device.type} has none")
         elif kernel.not_captured is not None:
             choice._give_up(f"not with attention by {kernel.title}: {kernel.not_captured}")
@@ -116,7 +116,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        device: Device,
+        device: Accelerator,
         kernel: AttentionKernel,
         cache: KVCache,
         forward: Forward,

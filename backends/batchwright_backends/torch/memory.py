@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from batchwright.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
-    from batchwright_backends.torch.devices import Device
+    from batchwright_backends.torch.devices import Accelerator
 
 GIB = 1 << 30
 DEFAULT_CPU_BYTES = GIB
@@ -40,7 +40,7 @@ def _meminfo_available() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def device_budget(device: Device, fraction: float, step: Callable[[], None], graphs: Callable[[], int]) -> int:
+def device_budget(device: Accelerator, fraction: float, step: Callable[[], None], graphs: Callable[[], int]) -> int:
     """Bytes for the KV cache of a GPU: ``fraction`` of it, less what is taken, and what steps and graphs will take.
 
     Args:

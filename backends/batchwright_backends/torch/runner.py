@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from batchwright.batch import Batch, SamplingArrays
+from batchwright.errors import BackendError
 from batchwright_backends.torch import probe
 from batchwright_backends.torch.attention import AttentionLayer, PagedStep, attending
 from batchwright_backends.torch.buffers import Staging
-from batchwright_backends.torch.devices import Device, Event
+from batchwright_backends.torch.devices import Accelerator, Device, Event
 from batchwright_backends.torch.graphs import DecodeGraphs
 from batchwright_backends.torch.inputs import DirectUpload, StepInputs, StepTensors
 from batchwright_backends.torch.kernels.kernel import AttentionKernel
@@ -97,7 +98,7 @@ class Runner:
         self.announce: Callable[[StepInputs], None] | None = None
         self._keeps_logits = probe.keeps_logits(model)
         spare_the_padding_check(model)
-        self._staging = Staging(device) if device.is_accelerator else None
+        self._staging = Staging(device) if isinstance(device, Accelerator) else None
         self._upload = self._staging or DirectUpload(device.device)
 
     def make_graphs(self, sizes: Sequence[int], max_num_blocks: int) -> DecodeGraphs:
@@ -106,7 +107,12 @@ class Runner:
         Args:
             sizes: of batches, ascending.
             max_num_blocks: of a request.
+
+        Raises:
+            BackendError: the device records none.
         """
+        if not isinstance(self.device, Accelerator):
+            raise BackendError(f"steps cannot be recorded on {self.device.device}: only a GPU has graphs")
         return DecodeGraphs(self.device, self.kernel, self.cache, self._run_model, sizes, max_num_blocks)
 
     def record_decodes(self, sizes: Sequence[int], max_num_blocks: int) -> None:

@@ -13,7 +13,7 @@ from batchwright.backend import BackendSettings
 from batchwright.batch import SamplingArrays
 from batchwright_backends.torch import memory, probe
 from batchwright_backends.torch.attention import AttentionLayer, attending
-from batchwright_backends.torch.devices import Device
+from batchwright_backends.torch.devices import Accelerator, Device
 from batchwright_backends.torch.graphs import DecodeGraphs, GraphChoice
 from batchwright_backends.torch.group import ALONE, Group
 from batchwright_backends.torch.inputs import DirectUpload
@@ -66,7 +66,7 @@ def make_cache(
         return Runner(model, layers, kernel, scratch, device).make_graphs(graphs.sizes, width)
 
     def budget() -> int:
-        if not device.is_accelerator:
+        if not isinstance(device, Accelerator):
             return memory.cpu_budget(options.memory_fraction) // group.size
         return memory.device_budget(
             device,
@@ -78,7 +78,7 @@ def make_cache(
     blocks = memory.num_blocks(
         settings.num_blocks,
         options.kv_cache_gib,
-        device.free_bytes() if device.is_accelerator else group.share_of_host(device.free_bytes()),
+        device.free_bytes() if isinstance(device, Accelerator) else group.share_of_host(device.free_bytes()),
         budget,
         block_bytes,
         block_size,
@@ -130,7 +130,7 @@ def _costly(rows: int) -> SamplingArrays:
     )
 
 
-def graph_bytes(device: Device, make_graphs: Callable[[], DecodeGraphs]) -> int:
+def graph_bytes(device: Accelerator, make_graphs: Callable[[], DecodeGraphs]) -> int:
     """Memory that all graphs will take: the largest is recorded and the one below it, and both are given up again.
 
     Each of the others is taken to need what the second one does beside the first, whose memory they share.

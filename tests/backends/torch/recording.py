@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from batchwright_backends.torch.devices import Device
+from batchwright_backends.torch.devices import Accelerator
 
 # Operators that wait for the device, or whose result has a shape that depends on values.
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "repeat_interleave")
@@ -68,7 +68,7 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class RecordingDevice(Device):
+class RecordingDevice(Accelerator):
     """A GPU for the runner.
 
     Attributes:
@@ -79,9 +79,6 @@ class RecordingDevice(Device):
         peak: what ``peak_bytes`` answers.
     """
 
-    is_accelerator = True
-    captures = True
-
     def __init__(self, device: torch.device | None = None, free: int = 1 << 30, total: int = 2 << 30) -> None:
         super().__init__(device or torch.device("cpu"))
         self.log: list[tuple[Any, ...]] = []
@@ -90,6 +87,9 @@ class RecordingDevice(Device):
         self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
         self._warm: Callable[[], Any] | None = None
         self._num_pools = 0
+
+    def host_bytes(self, num: int) -> torch.Tensor:
+        return torch.empty(num, dtype=torch.uint8)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         self.log.append(("to host",))

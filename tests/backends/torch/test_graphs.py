@@ -20,7 +20,7 @@ from backends.torch.stand_ins import FlashAttention2Functions, FlashAttention3Fu
 from backends.torch.test_equality import NUM_TOKENS, check, prompts
 from batchwright.errors import BackendError
 from batchwright_backends.torch import backend as backend_module
-from batchwright_backends.torch.devices import Device
+from batchwright_backends.torch.devices import CpuDevice
 from batchwright_backends.torch.graphs import DecodeGraphs, GraphChoice, graph_sizes
 from batchwright_backends.torch.inputs import DirectUpload, StepInputs, StepTensors
 from batchwright_backends.torch.kernels.choice import Choice
@@ -284,7 +284,7 @@ def test_a_plan_that_keeps_values_gives_other_logits(keeps: str, make_kernel: Ma
 
 
 def test_what_the_option_comes_to(make_kernel: MakeKernel) -> None:
-    kernel, cpu, gpu = make_kernel("flash_attn 3"), Device(torch.device("cpu")), RecordingDevice()
+    kernel, cpu, gpu = make_kernel("flash_attn 3"), CpuDevice(torch.device("cpu")), RecordingDevice()
     assert GraphChoice.make("auto", gpu, kernel, 12) == GraphChoice([1, 2, 4, 8, 12])
     assert str(GraphChoice.make(True, gpu, kernel, 12)) == "decodes of up to 12 requests as CUDA graphs of 5 sizes"
     for wanted, device, by, reason in (
@@ -300,6 +300,11 @@ def test_what_the_option_comes_to(make_kernel: MakeKernel) -> None:
                 GraphChoice.make(True, device, by, 12)
     with pytest.raises(NotImplementedError, match="sdpa: how it divides"):
         ScaledDotProduct().plan_decodes(None, 4)  # type: ignore[arg-type]
+
+
+def test_a_cpu_records_nothing(make_plain: Make) -> None:
+    with pytest.raises(BackendError, match="cannot be recorded on cpu: only a GPU has graphs"):
+        make_plain("llama").runner.record_decodes([1], 4)
 
 
 @pytest.fixture

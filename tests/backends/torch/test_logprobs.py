@@ -12,7 +12,7 @@ from backends.torch.recording import RecordingDevice
 from backends.torch.test_equality import prompts
 from backends.torch.test_runner import play
 from batchwright import LLM, Engine, EngineConfig, Request, SamplingParams
-from batchwright_backends.torch.devices import Device
+from batchwright_backends.torch.devices import CpuDevice
 from batchwright_backends.torch.inputs import DirectUpload
 from batchwright_backends.torch.logprobs import Logprobs, LogprobsPlan
 
@@ -70,13 +70,13 @@ def test_half_precision_is_summed_in_float32() -> None:
     tokens = torch.tensor([4, 99, 0])
     cpu = torch.device("cpu")
     plan = LogprobsPlan(torch.tensor([2, -1, 0], dtype=torch.int32).numpy(), DirectUpload(cpu))
-    first, none, last = Logprobs.compute(logits, tokens, plan, Device(cpu)).read()
+    first, none, last = Logprobs.compute(logits, tokens, plan, CpuDevice(cpu)).read()
     expected = torch.log_softmax(logits.double(), dim=-1)
     assert first is not None and none is None and last is not None
     assert first.logprob == pytest.approx(float(expected[0, 4]), abs=1e-5)
     assert last.logprob == pytest.approx(float(expected[2, 0]), abs=1e-5)
     assert len(first.top) == 2 and last.top == ()
-    small = Logprobs.compute(logits[:, :1], tokens * 0, plan, Device(cpu)).read()[0]
+    small = Logprobs.compute(logits[:, :1], tokens * 0, plan, CpuDevice(cpu)).read()[0]
     assert small is not None and len(small.top) == 1 and small.rank == 1 and small.logprob == 0.0
 
 
