@@ -68,11 +68,12 @@ def make_cache(
     def budget() -> int:
         if not isinstance(device, Accelerator):
             return memory.cpu_budget(options.memory_fraction) // group.size
+        gpu = device
         return memory.device_budget(
-            device,
+            gpu,
             options.memory_fraction,
             lambda: largest_step(model, settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len),
-            lambda: graphs.attempt(lambda: graph_bytes(device, make_graphs), otherwise=0),
+            lambda: graphs.attempt(lambda: graph_bytes(gpu, make_graphs), otherwise=0),
         )
 
     blocks = memory.num_blocks(
