@@ -230,6 +230,8 @@ def test_the_site_builds(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
+    code = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.py")}
+    assert code == {str(path.relative_to(DOCS)) for path in DOCS.glob("exercises/0*/*.py")}  # to be downloaded
 
 
 # Links ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""For those who write policies and plugins: the conformance kit, and the executable specification of a step.
+"""For those who write policies and plugins: the conformance kit, ``drive`` for tests of a few requests, and the
+executable specification of a step.
 
     from batchwright.testing import parametrize_checks
 
@@ -14,16 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchwright.testing.conformance import CHECKS, check_policy, parametrize_checks, run_checks
+    from batchwright.testing.jobs import Job, drive
     from batchwright.testing.reference import Reference
     from batchwright.testing.report import ConformanceError, Outcome, Report
+    from batchwright.testing.tape import Tape
 
 _HOME = {
     "CHECKS": "batchwright.testing.conformance",
     "ConformanceError": "batchwright.testing.report",
+    "Job": "batchwright.testing.jobs",
     "Outcome": "batchwright.testing.report",
     "Reference": "batchwright.testing.reference",
     "Report": "batchwright.testing.report",
+    "Tape": "batchwright.testing.tape",
     "check_policy": "batchwright.testing.conformance",
+    "drive": "batchwright.testing.jobs",
     "parametrize_checks": "batchwright.testing.conformance",
     "run_checks": "batchwright.testing.conformance",
 }
@@ -31,10 +37,13 @@ _HOME = {
 __all__ = [
     "CHECKS",
     "ConformanceError",
+    "Job",
     "Outcome",
     "Reference",
     "Report",
+    "Tape",
     "check_policy",
+    "drive",
     "parametrize_checks",
     "run_checks",
 ]
