@@ -7,7 +7,6 @@ plugin, hook, step, rule and value. ``None`` falls to the core's neutral answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -35,9 +34,10 @@ class Rules:
         self.counts_decodes = decisions.policy.budget_counts_decodes
         self._neutral = decisions.neutral
 
-    def error(self, step: Step, hook: str, rule: str, message: str, value: object = None) -> PolicyError:
-        """An error that names the plugin whose decision it was."""
-        return PolicyError(message, plugin=self.decisions.who(hook), hook=hook, step=step.index, rule=rule, value=value)
+    def error(self, at: Step | int, hook: str, rule: str, message: str, value: object = None) -> PolicyError:
+        """An error that names the plugin whose decision it was; ``at`` is the step, or the number of the next."""
+        who, index = self.decisions.who(hook), at if isinstance(at, int) else at.index
+        return PolicyError(message, plugin=who, hook=hook, step=index, rule=rule, value=value)
 
     def _call(self, step: Step, hook: str, request: Request) -> Any:
         decide = getattr(self.decisions, hook)
@@ -48,11 +48,21 @@ class Rules:
         except Exception as error:
             raise self.raised(step, hook, error) from error
 
-    def raised(self, step: Step, hook: str, error: Exception) -> PolicyError:
+    def _call_between(self, step_index: int, hook: str, request: Request) -> Any:
+        """What is decided between two steps."""
+        decide = getattr(self.decisions, hook)
+        if decide is None:
+            return None
+        try:
+            return decide(request)
+        except Exception as error:
+            raise self.raised(step_index, hook, error) from error
+
+    def raised(self, at: Step | int, hook: str, error: Exception) -> PolicyError:
         """The error for something that the policy raised."""
         if isinstance(error, Written):
-            return self.error(step, hook, "write", str(error), error.what)
-        return self.error(step, hook, "raised", f"it raised {type(error).__name__}: {error}", error)
+            return self.error(at, hook, "write", str(error), error.what)
+        return self.error(at, hook, "raised", f"it raised {type(error).__name__}: {error}", error)
 
     def admission(self, step: Step) -> Iterator[Any]:
         """The policy's offers; ``close`` them. What is raised while they are taken is ``raised`` by the policy."""
@@ -75,48 +85,31 @@ class Rules:
 
     def arrival(self, request: Request, step_index: int) -> bool | Refusal:
         """Whether a request that could fit is taken; asked between two steps."""
-        decide = self.decisions.arrival
-        if decide is None:
+        answer = self._call_between(step_index, "arrival", request)
+        if answer is None:
             return True
-        fault = partial(self._between, "arrival", step_index)
-        try:
-            answer = decide(request)
-        except Written as error:
-            raise fault("write", str(error), error.what) from error
-        except Exception as error:
-            raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
-        if isinstance(answer, Refusal):
-            return answer
-        if answer is not None and answer is not True:
-            raise fault("type", f"it must return True, a Refusal or None, not {answer!r}", answer)
-        return True
+        if answer is not True and not isinstance(answer, Refusal):
+            message = f"it must return True, a Refusal or None, not {answer!r}"
+            raise self.error(step_index, "arrival", "type", message, answer)
+        return answer
 
     def prediction(self, request: Request, step_index: int) -> int | None:
         """Output tokens that a request is expected to have; asked between two steps."""
-        decide = self.decisions.predict_output
-        if decide is None:
-            return None
-        fault = partial(self._between, "predict_output", step_index)
-        try:
-            answer = decide(request)
-        except Written as error:
-            raise fault("write", str(error), error.what) from error
-        except Exception as error:
-            raise fault("raised", f"it raised {type(error).__name__}: {error}", error) from error
-        if answer is None:
-            return None
+        answer = self._call_between(step_index, "predict_output", request)
+        return None if answer is None else self._tokens(step_index, "predict_output", request, answer, "an int or None")
+
+    def _tokens(self, at: Step | int, hook: str, request: Request, answer: Any, expected: str = "an int") -> int:
+        """An answer that is a number of tokens."""
         if not isinstance(answer, int) or isinstance(answer, bool):
-            raise fault(
-                "type", f"request {request.request_id!r}: it must return an int or None, not {answer!r}", answer
-            )
+            raise self._no_number(at, hook, request, answer, expected)
         if answer < 0:
-            raise fault("range", f"request {request.request_id!r}: {answer} tokens, it must be at least 0", answer)
+            message = f"request {request.request_id!r}: {answer} tokens, it must be at least 0"
+            raise self.error(at, hook, "range", message, answer)
         return answer
 
-    def _between(self, hook: str, step_index: int, rule: str, message: str, value: object) -> PolicyError:
-        """An error of a decision that is asked between two steps."""
-        who = self.decisions.who(hook)
-        return PolicyError(message, plugin=who, hook=hook, step=step_index, rule=rule, value=value)
+    def _no_number(self, at: Step | int, hook: str, request: Request, answer: Any, expected: str) -> PolicyError:
+        message = f"request {request.request_id!r}: it must return {expected}, not {answer!r}"
+        return self.error(at, hook, "type", message, answer)
 
     def _iterate(self, step: Step, offers: Any) -> Iterator[Any]:
         if not hasattr(offers, "__iter__"):
@@ -150,8 +143,7 @@ class Rules:
         if answer is None:
             return most
         if not isinstance(answer, int) or isinstance(answer, bool):
-            message = f"request {request.request_id!r}: it must return an int, not {answer!r}"
-            raise self.error(step, "chunking", "type", message, answer)
+            raise self._no_number(step, "chunking", request, answer, "an int")
         if not 0 <= answer <= most:
             message = (
                 f"request {request.request_id!r}: {answer} tokens, allowed are 0 to {most} "
@@ -165,13 +157,8 @@ class Rules:
         answer = self._call(step, "reservation", request)
         if answer is None:
             return request.num_tokens
-        if not isinstance(answer, int) or isinstance(answer, bool):
-            message = f"request {request.request_id!r}: it must return an int, not {answer!r}"
-            raise self.error(step, "reservation", "type", message, answer)
-        if answer < 0:
-            message = f"request {request.request_id!r}: {answer} tokens, it must be at least 0"
-            raise self.error(step, "reservation", "range", message, answer)
-        return min(answer, request.num_prompt_tokens + request.max_tokens - 1)
+        num_tokens = self._tokens(step, "reservation", request, answer)
+        return min(num_tokens, request.num_prompt_tokens + request.max_tokens - 1)
 
     def victim(self, step: Step, request: Request) -> Request | None:
         """Whom to evict for ``request``; None: nobody."""

@@ -19,7 +19,7 @@ from batchwright.backend import StepResult
 from batchwright.errors import PolicyError, Written
 from batchwright.limits import Limits
 from batchwright.policy import Policy
-from batchwright.request import Request, TokenIds
+from batchwright.request import Request
 from batchwright.step import Step
 
 _END = object()
@@ -196,7 +196,7 @@ class Glass:
         for base, kind, name in _IMAGES:
             if isinstance(value, base):
                 return self._keep(value, self._image(kind, value, name or called))
-        if isinstance(value, (Sequence, TokenIds)) and not isinstance(value, bytes):
+        if isinstance(value, Sequence) and not isinstance(value, bytes):
             return self._keep(value, self._image(_SequenceImage, value, called))
         if callable(value) and hasattr(value, "__self__"):  # a method of the real object
             return self._method(value, called)
