@@ -22,8 +22,11 @@ from batchwright.cli.policies import parameters
 from batchwright.config import EngineConfig, submodel
 from batchwright.config_sources import ENVIRONMENT_PREFIX
 from batchwright.lab import METRICS, SyntheticSpec
+from batchwright.limits import Limits
 from batchwright.predictors.plugin import register_predictors
 from batchwright.replay.batchwright_format import _Request as ReplayedRequest
+from batchwright.request import Request
+from batchwright.step import Step
 from batchwright_backends.sim.backend import SimOptions
 from batchwright_backends.sim.gpus import find_gpu, gpu_names
 from batchwright_backends.sim.models import model_names
@@ -31,6 +34,7 @@ from batchwright_backends.torch.options import TorchOptions
 
 FOLDER = Path(__file__).parent
 _TABLE = re.compile(r"(<!-- table: (?P<key>[\w. -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
 _LATENCY = re.compile(r"(mean|median|std|p\d+)_(ttft|tpot|itl|e2el)_ms")
 
 
@@ -94,6 +98,27 @@ def attributes(kind: type[Any]) -> dict[str, str]:
             for name in names.split(", "):
                 found[name.strip()] = " ".join(text.split()).replace("``", "`")
     return found
+
+
+def shown(kind: type[Any]) -> str:
+    """What hooks may read of an object: attributes, then properties and methods that its docstring does not list."""
+    said = attributes(kind)
+    rows = [(code(name), _ROLE.sub(r"`\1`", text)) for name, text in said.items()]
+    members = {name: member for cls in reversed(kind.__mro__[:-1]) for name, member in vars(cls).items()}
+    for name, member in members.items():
+        if not name.startswith("_") and name not in said:
+            if isinstance(member, property):
+                rows.append((code(name), _first_line(member)))
+            elif inspect.isfunction(member):
+                arguments = list(inspect.signature(member).parameters.values())[1:]
+                call = ", ".join(a.name if a.default is a.empty else f"{a.name}={a.default}" for a in arguments)
+                rows.append((code(f"{name}({call})"), _first_line(member)))
+    return table(("name", "what it is"), rows)
+
+
+def _first_line(member: Any) -> str:
+    text = " ".join((inspect.getdoc(member) or "").partition("\n\n")[0].split()).replace("``", "`")
+    return text[:1].lower() + text[1:]
 
 
 def synthetic() -> str:
@@ -214,6 +239,9 @@ def peers_on_cpu() -> str:
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
     return {
+        "step": lambda: shown(Step),
+        "request": lambda: shown(Request),
+        "limits": lambda: shown(Limits),
         "config": config,
         "environment": environment,
         "synthetic": synthetic,

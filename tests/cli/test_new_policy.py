@@ -41,7 +41,7 @@ def test_it_says_what_it_wrote_and_how_to_go_on(cli: Cli, tmp_path: Path) -> Non
         "batchwright-fair-share has 9 files; the policy is in "
         "batchwright-fair-share/src/batchwright_fair_share/policy.py",
         "now:",
-        "  pip install --editable ./batchwright-fair-share",
+        "  pip install --editable './batchwright-fair-share[test]'",
         "  pytest batchwright-fair-share",
         "  batchwright check fair_share",
         "  batchwright ab prefill_first fair_share",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,8 +64,9 @@ def new_policy(
     console = make_console()
     say(console, f"{folder} has {len(written)} files; the policy is in {folder}/src/{names['package']}/policy.py")
     say(console, "now:")
+    where = folder if folder.is_absolute() else f"./{folder}"  # a bare name would be looked up in an index
     for command in (
-        f"pip install --editable {folder if folder.is_absolute() else f'./{folder}'}",
+        f"pip install --editable {shlex.quote(f'{where}[test]')}",
         f"pytest {folder}",
         f"batchwright check {names['policy']}",
         f"batchwright ab prefill_first {names['policy']}",
