@@ -214,6 +214,11 @@ class Engine:
         """
         if self._overlap is not None:
             return self._overlapped(self._overlap, with_outputs=False)[0]
+        step = self._advanced()
+        self.outputs_of(step, wanted=False)
+        return step
+
+    def _advanced(self) -> Step | None:
         if not self.scheduler.has_unfinished():
             return None
         self._stepping = True
@@ -286,14 +291,18 @@ class Engine:
         self._untold.clear()
         if self._overlap is not None:
             return self._overlapped(self._overlap)[1]
-        step = self.advance()
+        step = self._advanced()
         return self.outputs_of(step) if step is not None else []
 
-    def outputs_of(self, step: Step | None) -> list[RequestOutput]:
-        """What a step brought, and who was aborted within it or since."""
+    def outputs_of(self, step: Step | None, *, wanted: bool = True) -> list[RequestOutput]:
+        """What a step brought, and who was aborted within it or since; unless it is ``wanted`` only dropped."""
         aborted, self._aborted = self._aborted, []
         untold, self._untold = self._untold, set()
         batch, sampled, finished = (step.batch, step.sampled, step.finished) if step is not None else ((), (), ())
+        if not wanted:
+            for request in (*finished, *aborted):
+                self._forget(request.request_id)
+            return []
         sampled_now, ended = {*sampled, *untold}, {*finished, *aborted}
         outputs = []
         for request in dict.fromkeys((*batch, *aborted)) if ended else sampled:

@@ -83,15 +83,15 @@ class Overlap:
                 handle = engine.backend.submit(batch)
             except Exception as fault:
                 error = fault
-        outputs = engine.outputs_of(done) if with_outputs else []
+        outputs = engine.outputs_of(done, wanted=with_outputs)
         if batch is None:
             return done, outputs
         if error is None and len(batch):
             scheduler.expect(batch, lambda: engine.backend.collect(handle), engine.clock.now_ns)
-            return done, outputs + (engine.outputs_of(None) if with_outputs else [])
+            return done, outputs + engine.outputs_of(None, wanted=with_outputs)
         step = self._at_once(batch, error)
         engine.release(step)
-        return step, outputs + (engine.outputs_of(step) if with_outputs else [])
+        return step, outputs + engine.outputs_of(step, wanted=with_outputs)
 
     def _at_once(self, batch: Batch, error: Exception | None) -> Step:
         """A step of which nothing is executed: it only evicted, all its rows were late, or it was not submitted."""

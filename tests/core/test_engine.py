@@ -19,7 +19,7 @@ from batchwright import (
     hookimpl,
 )
 from batchwright.batch import Batch
-from fake_backend import FakeBackend, FakeDecoder, FakeTokenizer, say
+from fake_backend import FakeBackend, FakeDecoder, FakeTokenizer, HandClock, say
 from toolbox import BASIC, check_empty, check_whole, drain, expected_of, make_engine, make_request, play
 
 
@@ -341,3 +341,24 @@ def test_plugins_with_one_name() -> None:
 
     with pytest.raises(PluginError, match="plugin 'tape' is registered twice; give one of the two another name"):
         make_engine(plugins=[Named()])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_driver_without_outputs_leaves_no_text_behind(overlap: bool) -> None:
+    """Texts are kept for outputs; who ended, was aborted within a step or failed has none to come."""
+
+    class Aborts:
+        name = "aborts"
+
+        @hookimpl
+        def step_finished(self, step: Any) -> None:
+            if step.index == 2:
+                engine.abort("c")
+
+    backend = FakeBackend(tokenizer=FakeTokenizer(), clock=HandClock(), script={"b": say("ab")}, poison=["d"])
+    engine, _ = make_engine(backend=backend, plugins=[Aborts()], overlap=overlap)
+    for name in "abcd":
+        engine.add_request(make_request(name, 5, 6, **({"stop": ["b"]} if name == "b" else {})), prompt="text")
+    while engine.has_unfinished():
+        engine.advance()
+    assert not engine._texts and not engine._prompts and not engine._aborted and not engine._untold
