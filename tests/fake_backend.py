@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
-from batchwright import Backend, Batch, Capacity, StepResult, TokenLogprobs, VirtualClock
+from batchwright import Backend, Batch, Capacity, InvalidRequestError, StepResult, TokenLogprobs, VirtualClock
+from batchwright.backend import ChatPrompt
 
 _WORD = 2**64 - 1
 _EMPTY = 0x9E3779B97F4A7C15
@@ -210,6 +212,22 @@ class FakeTokenizer:
 
     def decoder(self) -> FakeDecoder:
         return FakeDecoder(self._held)
+
+
+class FakeChatTokenizer(FakeTokenizer):
+    """Writes ``<role:content>``, and what it was told besides; it knows the roles system, user and assistant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.options: list[dict[str, Any]] = []
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
+        self.options.append(options)
+        for message in messages:
+            if message["role"] not in ("system", "user", "assistant"):
+                raise InvalidRequestError(f"the chat template does not take these messages: no {message['role']}")
+        text = "".join(f"<{m['role']}:{m['content']}>" for m in messages)
+        return ChatPrompt(text, [*self.encode(text), 7])
 
 
 class FakeDecoder:

@@ -67,7 +67,12 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
     return [items] if items and all(isinstance(i, Mapping) for i in items) else items
 
 
-def _chat(backend: Backend, prompt: Mapping[str, Any]) -> ChatPrompt:
+def check_conversation(prompt: Mapping[str, Any]) -> tuple[list[Message], dict[str, Any]]:
+    """Messages and options of a prompt of messages, without regard to what a model takes.
+
+    Raises:
+        InvalidRequestError: it is no conversation, or an option is unknown.
+    """
     options = {key: value for key, value in prompt.items() if key != "messages"}
     for key in options:
         if key not in CHAT_OPTIONS:
@@ -77,6 +82,11 @@ def _chat(backend: Backend, prompt: Mapping[str, Any]) -> ChatPrompt:
         raise InvalidRequestError(
             "add_generation_prompt opens a new turn, and continue_final_message goes on with the last one: give one"
         )
+    return messages, options
+
+
+def _chat(backend: Backend, prompt: Mapping[str, Any]) -> ChatPrompt:
+    messages, options = check_conversation(prompt)
     tokenizer = backend.tokenizer
     if tokenizer is None:
         raise InvalidRequestError(f"{backend.name} has no tokenizer, so it takes no messages: give token ids")

@@ -191,3 +191,27 @@ def test_a_file_that_cannot_be_written_is_found_before_the_run(cli: Cli, option:
     assert answer.code == 2
     assert "no folder absent" in answer.error
     assert "it is a folder" in cli("run", "prefill_first", option, ".", "--workload", "absent.csv").error
+
+
+def test_prompts_of_ones_own_and_what_came_of_them(cli: Cli, write: Write) -> None:
+    write(
+        "prompts.jsonl",
+        '{"prompt_token_ids": [5, 6, 7], "max_tokens": 4}\n{"prompt_token_ids": [8], "max_tokens": 2}\n',
+    )
+    args = ["run", "stall_free", "--workload", "prompts.jsonl", "--outputs", "out.jsonl"]
+    assert cli(*args).code == 0
+    lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [(x["request_id"], x["status"], len(x["token_ids"]), x["text"]) for x in lines] == [
+        ("r000000", "finished", 4, None),
+        ("r000001", "finished", 2, None),
+    ]
+    answer = cli(*args[:-1], "no/folder/out.jsonl")
+    assert answer.code == 2 and "--outputs" in answer.err
+
+
+def test_a_conversation_needs_a_model_with_a_tokenizer(cli: Cli, write: Write) -> None:
+    write("chat.jsonl", '{"messages": [{"role": "user", "content": "hi"}]}\n')
+    answer = cli("run", "prefill_first", "--workload", "chat.jsonl")
+    assert answer.code == 2
+    said = " ".join(answer.err.split())
+    assert "chat.jsonl, line 1 (row 1): sim:llama-3.1-8b@h100 has no tokenizer, so it takes no messages" in said

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from batchwright import LLM, AsyncEngine, Engine, EngineConfig, InvalidRequestError, SamplingParams
-from batchwright.backend import ChatPrompt, ChatTokenizer
+from batchwright.backend import ChatTokenizer
 from batchwright.prompts import tokenized
-from fake_backend import FakeBackend, FakeTokenizer
+from fake_backend import FakeBackend, FakeChatTokenizer, FakeTokenizer
 
 USER = {"role": "user", "content": "hi"}
 PARAMS = SamplingParams(max_tokens=3, seed=3)
-
-
-class FakeChatTokenizer(FakeTokenizer):
-    """Writes ``<role:content>``, and what it was told besides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.options: list[dict[str, Any]] = []
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
-        self.options.append(options)
-        text = "".join(f"<{m['role']}:{m['content']}>" for m in messages)
-        return ChatPrompt(text, [*self.encode(text), 7])
 
 
 @pytest.fixture

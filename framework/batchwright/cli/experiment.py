@@ -24,6 +24,7 @@ from batchwright.lab import (
     print_report,
     run_arm,
 )
+from batchwright.lab.outputs import Outputs
 from batchwright.replay import DecisionRecorder
 
 
@@ -35,6 +36,7 @@ def run_experiment(
     output: OutputOptions,
     record: Path | None = None,
     explain: Path | None = None,
+    outputs: Path | None = None,
 ) -> int:
     """Run the arms, print the report and write the files; returns the exit code.
 
@@ -44,6 +46,7 @@ def run_experiment(
     check_writable(output.json_file, "--json")
     check_writable(record, "--record")
     check_writable(explain, "--explain")
+    check_writable(outputs, "--outputs")
     arms = make_arms(texts, engine)
     if not texts[0]:  # run without an arm
         arms = [replace(arms[0], label=arms[0].policy().name)]
@@ -61,7 +64,7 @@ def run_experiment(
         runs: list[RunRecord] = []
         try:
             for arm in arms:
-                runs.append(_run(arm, rows, options, record, explain))
+                runs.append(_run(arm, rows, options, record, explain, outputs))
                 if runs[-1].stopped == "interrupted":
                     break
         except KeyboardInterrupt:  # while an arm was made, before it ran
@@ -76,8 +79,14 @@ def run_experiment(
 
 
 def _run(
-    arm: Arm, workload: Workload, options: Mapping[str, Any], record: Path | None, explain: Path | None
+    arm: Arm,
+    workload: Workload,
+    options: Mapping[str, Any],
+    record: Path | None,
+    explain: Path | None,
+    outputs: Path | None,
 ) -> RunRecord:
+    collected: list[Outputs] = []
     with contextlib.ExitStack() as stack:
 
         def on_engine(engine: Engine) -> None:
@@ -88,8 +97,10 @@ def _run(
 
                 backend = engine.backend.name
                 stack.enter_context(ReasonRecorder(explain, engine.scheduler, arm=arm.label, backend=backend))
+            if outputs is not None:
+                collected.append(Outputs(outputs, engine))
 
-        return run_arm(
+        run = run_arm(
             arm.config,
             workload,
             arm=arm.label,
@@ -98,6 +109,9 @@ def _run(
             on_engine=on_engine,
             **options,
         )
+    for each in collected:
+        each.write(run)
+    return run
 
 
 def _print(comparison: Comparison) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from batchwright.cli.arms import Arm
 from batchwright.cli.output import ReportProgress
 from batchwright.engine import Engine
 from batchwright.errors import BackendError, RequestError
-from batchwright.lab import Offer, Workload, offers
+from batchwright.lab import Offer, Workload, offers_to, with_token_ids
 
 _SHARED = (
     "backend",
@@ -119,25 +118,16 @@ class Lockstep:
             self._own = second.backend
         self._engines = (first, second)
         self._total = len(workload)
+        try:
+            asked = [with_token_ids(workload, engine.backend) for engine in self._engines]
+        except BaseException:
+            self.close()
+            raise
         self._start_ns = self._backend.clock.now_ns()
-        self._coming = [self._offers(engine, workload, declared, respect_eos, seed) for engine in self._engines]
-
-    def _offers(
-        self, engine: Engine, workload: Workload, declared: str | int, respect_eos: bool, seed: int
-    ) -> Iterator[Offer]:
-        capacity = engine.capacity
-        longest = min(
-            engine.limits.max_model_len or capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1
-        )
-        return offers(
-            workload,
-            capacity.vocab_size,
-            longest,
-            declared,
-            seed=seed,
-            start_ns=self._start_ns,
-            respect_eos=respect_eos,
-        )
+        self._coming = [
+            offers_to(engine, rows, declared, seed=seed, start_ns=self._start_ns, respect_eos=respect_eos)
+            for engine, rows in zip(self._engines, asked, strict=True)
+        ]
 
     def run(self, max_steps: int | None = None, progress: ReportProgress | None = None) -> Parting:
         """Step both until they differ, or to the end.

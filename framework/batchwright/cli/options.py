@@ -56,7 +56,8 @@ class WorkloadOptions:
         typer.Option(
             "--workload",
             metavar="SPEC",
-            help="A trace (Azure CSV, Mooncake JSONL, plain JSONL) or synthetic:rate=4,n=100,prompt=512,output=128. "
+            help="A trace (Azure CSV, Mooncake JSONL, plain JSONL with lengths, prompts or conversations) or "
+            "synthetic:rate=4,n=100,prompt=512,output=128. "
             "Without it, a synthetic one that suits the backend.",
         ),
     ] = None

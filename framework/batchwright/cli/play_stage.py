@@ -12,7 +12,7 @@ from batchwright.backend import VirtualClock
 from batchwright.cli.arms import Arm
 from batchwright.engine import Engine
 from batchwright.errors import ConfigError, PolicyError, RequestError, UnknownRequestError
-from batchwright.lab import Offer, Workload, offers
+from batchwright.lab import Offer, Workload, offers_to, with_token_ids
 from batchwright.plugins import Plugins
 from batchwright.replay.case import Case, Event
 from batchwright.replay.driver import predictor
@@ -58,9 +58,12 @@ class WorkloadStage:
                 f"play goes back and forth, so it needs time that can be repeated, and {arm.config.backend} runs in "
                 "real time; take a simulator, as in --backend sim:llama-3.1-8b@h100"
             )
-        capacity, limits = self._engine.capacity, self._engine.limits
-        longest = min(limits.max_model_len or capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
-        self._coming = offers(workload, capacity.vocab_size, longest, declared, seed=seed)
+        try:
+            asked = with_token_ids(workload, self._engine.backend)
+        except BaseException:
+            self._engine.close()
+            raise
+        self._coming = offers_to(self._engine, asked, declared, seed=seed)
         self._next: Offer | None = next(self._coming, None)
         self._tracer = Tracer(self._engine.scheduler)
         self.refused: list[tuple[str, str]] = []

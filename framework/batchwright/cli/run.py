@@ -26,6 +26,10 @@ def run(
         Path | None,
         typer.Option("--explain", metavar="FILE", help="Write why each request ran or not, for batchwright explain."),
     ] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option("--outputs", metavar="FILE", help="Write what each request put out, as JSON lines."),
+    ] = None,
 ) -> None:
     """Run one policy on a workload.
 
@@ -38,14 +42,17 @@ def run(
       batchwright run vllm_v1 --slo ttft=1.0,tpot=0.05 --json out.json
       batchwright run my_policy.py:Mine --limit 50 --record decisions.jsonl.gz
       batchwright run stall_free --limit 50 --explain why.jsonl
+      batchwright run stall_free --backend cpu:smollm2-135m --workload chats.jsonl --outputs answers.jsonl
 
     It prints the figures of the run and what the load was like. --json writes the record of every request and step.
     --record writes what the policy decided in every step; batchwright replay then tells whether it still decides so.
     --explain writes what became of every request in every step and who settled it; batchwright explain tells it.
+    --outputs writes the text and the token ids that each request put out: of interest where the workload has prompts or
+    conversations of its own.
 
     Exit code: 0; 1 when requests failed or none finished; 2 for a wrong command line or config; 130 after Ctrl-C, which
     prints what there is.
     """
     from batchwright.cli.experiment import run_experiment
 
-    raise typer.Exit(run_experiment([arm], engine, workload, stop, output, record, explain))
+    raise typer.Exit(run_experiment([arm], engine, workload, stop, output, record, explain, outputs=outputs))

@@ -14,7 +14,7 @@ metrics, verdicts and reports read only those records::
 from batchwright.lab.ab import ab
 from batchwright.lab.compare import Comparison, compare
 from batchwright.lab.load import Load
-from batchwright.lab.materialize import Offer, materialize, offers
+from batchwright.lab.materialize import Offer, materialize, offers, offers_to, with_token_ids
 from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.readers import READERS, Reader
 from batchwright.lab.recorder import Recorder
@@ -53,7 +53,9 @@ __all__ = [
     "load_workload",
     "materialize",
     "offers",
+    "offers_to",
     "print_report",
     "run_arm",
     "summarize",
+    "with_token_ids",
 ]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from batchwright.errors import WorkloadError
+from batchwright.backend import Backend
+from batchwright.errors import InvalidRequestError, WorkloadError
 from batchwright.lab.prompts import Prompts
 from batchwright.lab.row import WorkloadRow
 from batchwright.lab.workload import Workload
+from batchwright.prompts import tokenized
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from batchwright.engine import Engine
 
 EXACT, MODEL = "exact", "model"
 DECLARED = f"{EXACT}, {MODEL} or a whole number of at least 1"
@@ -24,13 +30,19 @@ class Offer(NamedTuple):
 
     Attributes:
         request: fresh: each arm of a comparison needs its own.
-        num_output_tokens: how many tokens it really puts out; the engine hides it from policies.
+        num_output_tokens: how many tokens it really puts out; the engine hides it from policies. None: nobody knows.
         prompt_hash: 16 hex digits of its token ids; equal hashes, equal prompts.
     """
 
     request: Request
-    num_output_tokens: int
+    num_output_tokens: int | None
     prompt_hash: str
+
+    @property
+    def length(self) -> int:
+        """Output tokens that are asked for: the true length, cut by a shorter limit; else the limit."""
+        most = self.request.max_tokens
+        return most if self.num_output_tokens is None else min(self.num_output_tokens, most)
 
 
 def parse_declared(declared: str | int) -> str | int:
@@ -48,8 +60,15 @@ def parse_declared(declared: str | int) -> str | int:
 
 
 def describe_declared(declared: str | int, workload: Workload) -> str:
-    """The rule in words, for the header of a report; says how many rows declare a limit of their own."""
+    """The rule in words, for the header of a report; says how many rows declare a limit of their own.
+
+    Raises:
+        WorkloadError: it is none of these, or ``exact`` where a true length is not known.
+    """
     rule = parse_declared(declared)
+    if rule == EXACT:
+        for row in workload.rows:
+            _max_tokens(row, rule, 1)
     words = {
         EXACT: "exact: the true output length, which policies can therefore read",
         MODEL: "model: all that model and KV pool allow",
@@ -83,21 +102,23 @@ def offers(
             an oracle), ``model`` (as much as ``max_model_len`` leaves) or a number.
         seed: of the token ids.
         start_ns: when the run starts, in nanoseconds of the engine's clock; arrivals count from it.
-        respect_eos: let the model's end-of-sequence tokens end a request before its true length.
+        respect_eos: let the model's end-of-sequence tokens end a request before its true length, as they do where
+            none is known.
 
     Raises:
-        WorkloadError: the rule is none of these.
+        WorkloadError: the rule is none of these, or a prompt is text.
     """
     rule = parse_declared(declared)
     prompts = Prompts(workload.rows, vocab_size, seed)
-    greedy: dict[int, SamplingParams] = {}  # few different limits: one object each
+    greedy: dict[tuple[int, bool], SamplingParams] = {}  # few different limits: one object each
     for index, row in enumerate(workload.rows):
         token_ids = prompts.token_ids(index, row)
-        max_tokens = _max_tokens(row, rule, max_model_len)
-        params = greedy.get(max_tokens)
+        max_tokens = _max_tokens(row, rule, max_model_len - len(token_ids))
+        ignore_eos = not respect_eos and row.num_output_tokens is not None
+        params = greedy.get((max_tokens, ignore_eos))
         if params is None:
-            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=not respect_eos)
-            greedy[max_tokens] = params
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=ignore_eos)
+            greedy[max_tokens, ignore_eos] = params
         arrival_ns = start_ns + row.arrival_ns
         request = Request(
             f"r{index:06d}",
@@ -116,9 +137,57 @@ def offers(
         yield Offer(request, row.num_output_tokens, xxhash.xxh3_64_hexdigest(token_ids.tobytes()))
 
 
+def offers_to(
+    engine: Engine,
+    workload: Workload,
+    declared: str | int = MODEL,
+    *,
+    seed: int = 0,
+    start_ns: int = 0,
+    respect_eos: bool = False,
+) -> Iterator[Offer]:
+    """:func:`offers`, with the vocabulary and the limits of an engine; prompts are token ids already.
+
+    Raises:
+        WorkloadError: as of ``offers``.
+    """
+    capacity, limits = engine.capacity, engine.limits
+    longest = min(limits.max_model_len or capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
+    return offers(
+        workload, capacity.vocab_size, longest, declared, seed=seed, start_ns=start_ns, respect_eos=respect_eos
+    )
+
+
+def with_token_ids(workload: Workload, backend: Backend) -> Workload:
+    """The workload with every prompt as token ids, by the tokenizer and the chat template of a model.
+
+    Raises:
+        WorkloadError: a prompt cannot be made into token ids: the backend has no tokenizer, the model no chat template,
+            or the template does not take the messages. The message says which row.
+    """
+    rows = workload.rows
+    if not isinstance(rows, tuple):  # read lazily, one by one
+        return replace(workload, rows=rows.each(lambda row: _with_token_ids(row, backend)))
+    if all(row.prompt is None for row in rows):
+        return workload
+    return replace(workload, rows=tuple(_with_token_ids(row, backend) for row in rows))
+
+
+def _with_token_ids(row: WorkloadRow, backend: Backend) -> WorkloadRow:
+    if row.prompt is None:
+        return row
+    try:
+        token_ids, _ = tokenized(backend, row.prompt)
+    except InvalidRequestError as error:
+        raise WorkloadError(f"{row.place or 'a row'}: {error}") from error
+    if not len(token_ids):
+        raise WorkloadError(f"{row.place or 'a row'}: its prompt is empty; a prompt has at least one token")
+    return replace(row, prompt=token_ids, num_prompt_tokens=len(token_ids))
+
+
 def materialize(
     workload: Workload, vocab_size: int, max_model_len: int, declared: str | int = MODEL, *, seed: int = 0
-) -> Iterator[tuple[Request, int]]:
+) -> Iterator[tuple[Request, int | None]]:
     """Requests of a workload, each with its hidden true output length; see :func:`offers`, which gives more.
 
     Raises:
@@ -128,12 +197,17 @@ def materialize(
         yield offer.request, offer.num_output_tokens
 
 
-def _max_tokens(row: WorkloadRow, rule: str | int, max_model_len: int) -> int:
+def _max_tokens(row: WorkloadRow, rule: str | int, room: int) -> int:
     if row.max_tokens is not None:
         return row.max_tokens
     if rule == EXACT:
+        if row.num_output_tokens is None:
+            raise WorkloadError(
+                f"{row.place or 'a row'}: its declared max_tokens cannot be {EXACT}: it has no num_output_tokens; "
+                f"take {MODEL} or a number, or give the row max_tokens"
+            )
         return row.num_output_tokens
     if rule == MODEL:
         # A prompt that fills the model by itself still declares one token: the engine refuses it with its numbers.
-        return max(1, max_model_len - row.num_prompt_tokens)
+        return max(1, room)
     return int(rule)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.row import WorkloadRow
+from batchwright.token_ids import pack_tokens
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -61,13 +62,20 @@ class Prompts:
             self.num_distinct += 1
 
     def token_ids(self, index: int, row: WorkloadRow) -> NDArray[np.int32]:
-        """int32[num_prompt_tokens]: the prompt of the row that stands at ``index`` in the workload."""
-        num_own = max(0, row.num_prompt_tokens - len(row.prefix_ids) * row.prefix_block_size)
+        """int32[num_prompt_tokens]: the prompt of the row that stands at ``index`` in the workload.
+
+        Raises:
+            WorkloadError: it is a text or a conversation, which a tokenizer has yet to turn into token ids.
+        """
+        if row.prompt is not None:
+            return _given(row)
+        length = row.num_prompt_tokens or 0
+        num_own = max(0, length - len(row.prefix_ids) * row.prefix_block_size)
         own = self._streams([2 * index], num_own)
         if not row.prefix_ids:
             return own
         shared = self._streams([self._shared[i] for i in row.prefix_ids], row.prefix_block_size)
-        return np.concatenate([shared, own])[: row.num_prompt_tokens]
+        return np.concatenate([shared, own])[:length]
 
     def _streams(self, numbers: list[int], length: int) -> NDArray[np.int32]:
         """int32[len(numbers) * length]: the first ``length`` tokens of each stream, one stream behind the other."""
@@ -80,3 +88,10 @@ class Prompts:
         for place in range(min(self.num_distinct, length)):
             hashed[:, place] = streams[:, 0] // self._vocab**place % self._vocab
         return hashed.astype(np.int32).ravel()
+
+
+def _given(row: WorkloadRow) -> NDArray[np.int32]:
+    """The prompt that a row brings."""
+    if row.prompt is None or isinstance(row.prompt, (str, Mapping)):
+        raise WorkloadError(f"{row.place or 'a row'}: its prompt is text; say with_token_ids(workload, backend) first")
+    return np.frombuffer(pack_tokens(row.prompt), dtype=np.int32)

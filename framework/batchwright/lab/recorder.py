@@ -63,7 +63,7 @@ class Recorder:
                 request.request_id,
                 arrival_ns,
                 offer.prompt_hash,
-                min(offer.num_output_tokens, request.max_tokens),
+                offer.length,
                 request.max_tokens,
             )
         )

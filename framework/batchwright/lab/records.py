@@ -33,7 +33,8 @@ class OfferedRecord:
         request_id: of the request.
         arrival_ns: when it arrived.
         prompt_hash: hex digits of its token ids.
-        num_output_tokens: how long its output was to be: the true length, cut by a shorter declared limit.
+        num_output_tokens: how long its output was to be: the true length, cut by a shorter declared limit; where nobody
+            knows it, the limit.
         max_tokens: its declared limit.
     """
 

@@ -12,7 +12,7 @@ from batchwright.config import EngineConfig
 from batchwright.engine import Engine
 from batchwright.errors import RequestError, WorkloadError
 from batchwright.lab.interrupts import Interrupts
-from batchwright.lab.materialize import MODEL, Offer, describe_declared, offers
+from batchwright.lab.materialize import MODEL, Offer, describe_declared, offers_to, with_token_ids
 from batchwright.lab.recorder import Recorder
 from batchwright.lab.run_record import RunLimits, RunRecord
 from batchwright.lab.workload import Workload
@@ -71,7 +71,7 @@ def run_arm(
         on_engine: called with the engine before the first request is added.
 
     Raises:
-        WorkloadError: the workload is empty, or an argument is out of its range.
+        WorkloadError: the workload is empty, an argument is out of its range, or a prompt cannot be tokenized.
         ConfigError, PluginError, BackendError: the engine cannot be made.
         PolicyError: the policy broke a rule, and the config says to raise.
     """
@@ -90,11 +90,11 @@ def run_arm(
             on_engine(engine)
         name = arm if arm is not None else engine.policy_name
         capacity, limits = engine.capacity, engine.limits
+        asked = with_token_ids(workload, engine.backend)  # before the clock counts
         start_ns = recorder.start(engine.clock)
-        coming = offers(
-            workload,
-            capacity.vocab_size,
-            min(limits.max_model_len or capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1),
+        coming = offers_to(
+            engine,
+            asked,
             declared,
             seed=seed,
             start_ns=start_ns,

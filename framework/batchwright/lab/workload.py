@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,7 +18,7 @@ from batchwright.lab.synthetic import PREFIX as SYNTHETIC
 from batchwright.lab.synthetic import SyntheticSpec
 from batchwright.request import SLO
 
-_row_values = attrgetter(*(f.name for f in fields(WorkloadRow)))
+_row_values = attrgetter(*(f.name for f in fields(WorkloadRow) if f.name not in ("prompt", "place")))
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Workload:
         digest = hashlib.sha256(b"batchwright-workload-1")
         for row in self.rows:
             digest.update(repr(_row_values(row)).encode())
+            if row.prompt is not None:
+                digest.update(json.dumps(row.prompt, sort_keys=True, default=list).encode())
         return digest.hexdigest()[:16]
 
     @property

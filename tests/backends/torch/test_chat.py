@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.torch.test_tokenizer import sentence_piece
-from batchwright import LLM, InvalidRequestError, SamplingParams
+from batchwright import LLM, EngineConfig, InvalidRequestError, SamplingParams, WorkloadError
 from batchwright.backend import ChatTokenizer
+from batchwright.cli.app import app
+from batchwright.lab import load_workload, run_arm
 from batchwright_backends.torch.tokenizer import HFTokenizer
 
 TALK = [
@@ -96,3 +100,32 @@ def test_the_real_model_answers(smollm2_folder: str) -> None:
     assert plain.outputs[0].finish_reason in ("stop", "length")
     assert opened.prompt is not None and opened.prompt.endswith("The capital of France is")
     assert opened.outputs[0].text.startswith(" Paris")
+
+
+def test_conversations_of_a_file_are_answered(smollm2_folder: str, tmp_path: Path) -> None:
+    """``batchwright run`` on a real model says what ``LLM.chat`` does."""
+    path, out = tmp_path / "chats.jsonl", tmp_path / "answers.jsonl"
+    talks = [TALK[:2], TALK]
+    path.write_text("".join(json.dumps({"messages": talk, "max_tokens": 8}) + "\n" for talk in talks))
+    backend = f"cpu:{smollm2_folder}"
+    args = ["run", "stall_free", "--backend", backend, "--workload", str(path), "--outputs", str(out), "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        app(args)
+    assert not ended.value.code
+    answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    with LLM(backend) as llm:
+        theirs = llm.chat(talks, SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
+    for answer, output in zip(answers, theirs, strict=True):
+        assert answer["token_ids"] == output.outputs[0].token_ids and answer["text"] == output.outputs[0].text
+        assert answer["text"] and answer["finish_reason"] == output.outputs[0].finish_reason
+
+
+def test_a_file_of_what_a_template_does_not_take(smollm2_folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    rows = [{"messages": TALK}, {"messages": TALK[:1], "chat_template": LLAMA2}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = EngineConfig(backend=f"cpu:{smollm2_folder}")
+    with pytest.raises(
+        WorkloadError, match=r"line 2 \(row 2\): the chat template does not take these messages .*only user"
+    ):
+        run_arm(config, load_workload(path))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from batchwright.errors import did_you_mean
+from batchwright.errors import InvalidRequestError, WorkloadError, did_you_mean
 from batchwright.lab.readers.reader import Line, Reader, RowFields, json_keys, json_rows
 from batchwright.lab.row import WorkloadRow
+from batchwright.prompts import CHAT_OPTIONS, FORMS, Prompt, check_conversation
 from batchwright.request import SLO
+from batchwright.token_ids import pack_tokens
 
 REQUIRED = ("arrival_s", "num_prompt_tokens", "num_output_tokens")
+PROMPTS = ("prompt", "prompt_token_ids", "messages")
 OPTIONAL = (
     "max_tokens",
     "prefix_ids",
@@ -24,25 +28,35 @@ OPTIONAL = (
     "session_id",
     "program_id",
 )
+_MADE_UP = ("num_prompt_tokens", "prefix_ids", "prefix_block_size")
+"""What says how to make up a prompt, where a row brings none."""
 
 
 def understands(line: str) -> bool:
-    """Whether this is a row of such a file: it has two of the required keys at least, so that one may be misspelt."""
-    return len(json_keys(line) & set(REQUIRED)) >= 2
+    """Whether this is a row of such a file: it has a prompt, or two of the required keys at least, so that one may be
+    misspelt.
+    """
+    keys = json_keys(line)
+    return len(keys & set(REQUIRED)) >= 2 or not keys.isdisjoint(PROMPTS)
 
 
 def read(path: Path, first: Line, lines: Iterator[Line]) -> Iterator[WorkloadRow]:
     """Rows of the file: fields of ``WorkloadRow``, but ``arrival_s``; ``slo`` is ``{"ttft_s": …, "tpot_s": …}``."""
-    known = frozenset(REQUIRED + OPTIONAL)
+    known = frozenset((*REQUIRED, *PROMPTS, *CHAT_OPTIONS, *OPTIONAL))
     for fields in json_rows(path, first, lines):
         unknown = sorted(fields.values.keys() - known)
         if unknown:
             fields.fail(f"unknown field {unknown[0]!r} ({did_you_mean(unknown[0], known)})", "known fields only")
-        has_prefix = fields.values.get("prefix_ids") is not None
+        prompt = _prompt(fields)
+        has_prompt, has_prefix = prompt is not None, fields.values.get("prefix_ids") is not None
         yield WorkloadRow(
-            arrival_ns=round(fields.number("arrival_s", 0) * 1e9),
-            num_prompt_tokens=fields.whole("num_prompt_tokens", 1),
-            num_output_tokens=fields.whole("num_output_tokens", 1),
+            arrival_ns=0
+            if has_prompt and "arrival_s" not in fields.values
+            else round(fields.number("arrival_s", 0) * 1e9),
+            num_prompt_tokens=None if has_prompt else fields.whole("num_prompt_tokens", 1),
+            num_output_tokens=fields.whole_or_none("num_output_tokens", 1)
+            if has_prompt
+            else fields.whole("num_output_tokens", 1),
             max_tokens=fields.whole_or_none("max_tokens", 1),
             prefix_ids=fields.wholes("prefix_ids") if has_prefix else (),
             prefix_block_size=fields.whole("prefix_block_size", 1) if has_prefix else 0,
@@ -54,7 +68,37 @@ def read(path: Path, first: Line, lines: Iterator[Line]) -> Iterator[WorkloadRow
             predicted_output_tokens=fields.whole_or_none("predicted_output_tokens", 0),
             session_id=fields.text_or_none("session_id"),
             program_id=fields.text_or_none("program_id"),
+            prompt=prompt,
+            place=fields.place if has_prompt else "",
         )
+
+
+def _prompt(fields: RowFields) -> Prompt | None:
+    """The prompt of a row; None: it is to be made up."""
+    values = fields.values
+    forms = [name for name in PROMPTS if name in values]
+    options = {name: values[name] for name in CHAT_OPTIONS if name in values}
+    if options and "messages" not in forms:
+        fields.fail(f"{next(iter(options))} without messages", "it beside messages only")
+    if not forms:
+        return None
+    if len(forms) > 1:
+        fields.fail(f"{' and '.join(forms)}", f"one of {FORMS}")
+    made_up = [name for name in _MADE_UP if name in values]
+    if made_up:
+        fields.fail(f"{made_up[0]} beside {forms[0]}", f"one of them: {forms[0]} is the whole prompt")
+    value: Any = values[forms[0]]
+    try:
+        if forms[0] == "messages":
+            check_conversation({"messages": value, **options})
+            return {"messages": value, **options}
+        if forms[0] == "prompt_token_ids":
+            return pack_tokens(fields.wholes("prompt_token_ids")).tolist()
+    except InvalidRequestError as error:
+        raise WorkloadError(f"{fields.place}: {error}") from None
+    if not isinstance(value, str) or not value:
+        fields.fail(f"prompt is {value!r}", "a text that is not empty")
+    return value
 
 
 def _priority(fields: RowFields) -> int:
@@ -78,7 +122,7 @@ def _slo(fields: RowFields) -> SLO | None:
 
 
 JSONL = Reader(
-    description=f"plain JSONL with {', '.join(REQUIRED)} (optional {', '.join(OPTIONAL)})",
+    description=f"plain JSONL with {', '.join(REQUIRED)}, or with a prompt: {FORMS} (optional {', '.join(OPTIONAL)})",
     understands=understands,
     read=read,
 )

@@ -50,9 +50,14 @@ class RowFields:
         self.row = row
         self.values = values
 
+    @property
+    def place(self) -> str:
+        """Where the row stands, in words."""
+        return f"{self.path}, line {self.line} (row {self.row})"
+
     def fail(self, found: str, expected: str) -> NoReturn:
         """Raise a ``WorkloadError`` that says where, what was found and what was expected."""
-        raise WorkloadError(f"{self.path}, line {self.line} (row {self.row}): {found}; expected {expected}")
+        raise WorkloadError(f"{self.place}: {found}; expected {expected}")
 
     def whole(self, name: str, low: int) -> int:
         """A whole number of at least ``low``, written as a number or as a decimal string."""
