@@ -13,8 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     from batchwright.batch import Batch
+    from batchwright.calibration import CalibrationReport, CalibrationSettings
     from batchwright.logprobs import TokenLogprobs
 
 
@@ -54,6 +58,19 @@ class StepResult:
     elapsed_ns: int
     failed: Mapping[str, str] = field(default_factory=dict)
     logprobs: Sequence[TokenLogprobs | None] | None = None
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What steps of one batch of decodes in a row will give, known before they are executed.
+
+    Attributes:
+        token_ids: uint32[steps, rows]: the token of each row in each step.
+        ends_ns: end of each step, in nanoseconds of the clock; the next one starts then.
+    """
+
+    token_ids: NDArray[np.uint32]
+    ends_ns: Sequence[int]
 
 
 class Clock(Protocol):
@@ -200,6 +217,28 @@ class Backend(ABC):
         """``submit`` and ``collect`` in one."""
         return self.collect(self.submit(batch))
 
+    def look_ahead(self, batch: Batch, most: int, until_ns: int | None) -> Ahead | None:
+        """What executing a batch of decodes will give, and the steps after it in which its rows go on decoding.
+
+        Each row's token is the input of its next step. Nothing is executed, and the clock stands still; each step is
+        what ``submit`` and ``collect`` would give at that time. For backends with a virtual clock.
+
+        Args:
+            batch: decodes only, one token each, as the first of these steps will run it. Blocks that these steps fill
+                may lack in its block tables.
+            most: steps at most, at least 1.
+            until_ns: no step starts at this time of the clock or later; None: no such time.
+
+        Returns:
+            None: this backend cannot tell.
+        """
+        return None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether ``look_ahead`` tells anything."""
+        return type(self).look_ahead is not Backend.look_ahead
+
     def release(self, request_ids: Sequence[str]) -> None:  # noqa: B027 - most backends keep nothing
         """Forget what is kept for these requests: they ended, or lost their blocks."""
 
@@ -250,9 +289,15 @@ class BackendEntry:
         summary: one line for ``batchwright backends``.
         syntax: how the target is written, such as ``sim:MODEL@GPU[xTP]``.
         available: None, or in one sentence why it cannot run here and what to do (no GPU, no torch).
+        virtual_time: whether its clock is virtual: several replicas can then run in one time, and several runs beside
+            each other without taking time from each other.
+        calibrate: fits its estimates to measurements, for ``batchwright calibrate``; None: there is nothing to fit.
+            Raises ``ConfigError``.
     """
 
     create: Callable[[BackendSettings], Backend]
     summary: str
     syntax: str
     available: Callable[[], str | None] = lambda: None
+    virtual_time: bool = False
+    calibrate: Callable[[CalibrationSettings], CalibrationReport] | None = None

@@ -14,7 +14,20 @@ from batchwright.cli.app import app
 from .conftest import Cli
 
 COMMANDS = (
-    *("ab", "run", "diff", "play", "explain", "replay", "check", "new-policy", "policies", "backends", "plugins"),
+    *(
+        "ab",
+        "run",
+        "diff",
+        "play",
+        "explain",
+        "replay",
+        "check",
+        "calibrate",
+        "new-policy",
+        "policies",
+        "backends",
+        "plugins",
+    ),
     "config",
 )
 ROOT = typer.main.get_command(app)

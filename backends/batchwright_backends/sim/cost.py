@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from batchwright_backends.sim.gpus import Gpu
 from batchwright_backends.sim.load import AttentionLoad, StepLoad, attention_load, sliding_load
+from batchwright_backends.sim.product import Floats, matmul_seconds
 from batchwright_backends.sim.shape import ModelShape
+
+_BLOCK = 256  # counts of tokens or rows that are computed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class CostModel:
 
         self._tokens_s: dict[int, float] = {}  # by tokens of the step: whatever depends on nothing else
         self._rows_s: dict[int, float] = {}  # by sampled rows: head and sampling
+        self._decodes_s: dict[int, float] = {}  # by rows of a step of decodes: both, and the host
 
     def step_ns(self, load: StepLoad) -> int:
         """Nanoseconds of a step, rounded once."""
@@ -92,12 +96,32 @@ class CostModel:
         """Seconds of a step; 0 for a step without tokens."""
         if not load.num_tokens:
             return 0.0
+        if load.sliding is None and load.num_tokens == load.num_rows == load.num_sampled:
+            return self.decode_s(load.num_rows, load.attention.kv_tokens, load.attention.kv_max)
         time = self.tokens_s(load.num_tokens) + self.sampled_s(load.num_sampled) + self.host_s(load.num_rows)
         if self._num_full:
             time += self._num_full * self.attention_s(load.num_rows, load.num_tokens, load.attention)
         if load.sliding is not None:
             time += self._num_sliding * self.attention_s(load.num_rows, load.num_tokens, load.sliding)
         return time
+
+    def decode_s(self, num_rows: int, kv_tokens: int, kv_max: int) -> float:
+        """Seconds of a step whose rows have one token each and sample, in a model without sliding layers.
+
+        It is what :meth:`step_s` answers for such a step, without the objects: a step of decodes follows from the one
+        before it by two additions.
+
+        Args:
+            num_rows: requests, at least 1.
+            kv_tokens: tokens that they attend to, their own included; grows by ``num_rows`` a step.
+            kv_max: the longest of these contexts; grows by 1 a step.
+        """
+        fixed = self._decodes_s.get(num_rows)
+        if fixed is None:
+            fixed = self._decodes_s[num_rows] = (
+                self.tokens_s(num_rows) + self.sampled_s(num_rows) + self.host_s(num_rows)
+            )
+        return fixed + self._num_full * self.decode_attention_s(num_rows, kv_tokens, kv_max)
 
     def load(
         self, num_computed: NDArray[np.int32], num_scheduled: NDArray[np.int32], num_tokens: int, num_sampled: int
@@ -125,38 +149,46 @@ class CostModel:
         A batch with chunks in it costs at least what its rows would cost if each had one token: more queries are
         never faster.
         """
-        decode = self.gpu.decode_attention
-        kv = load.kv_tokens * self._kv_s
-        work = _norm(kv, num_rows * self._decode_row_s, decode.row_power)
-        time = _norm(work, decode.floor_s + decode.key_s * load.kv_max, decode.power)
+        time = self.decode_attention_s(num_rows, load.kv_tokens, load.kv_max)
         if num_tokens == num_rows:
             return time
         chunk = self.gpu.chunk_attention
+        kv = load.kv_tokens * self._kv_s
         area = load.chunk_area + chunk.tile * (load.kv_tokens - load.chunk_kv_tokens)
         work = area * self._pair_s + num_tokens * self._io_s + kv + num_rows * self._chunk_row_s
         return max(time, _norm(work, chunk.floor_s + chunk.key_s * load.kv_max, chunk.power))
+
+    def decode_attention_s(self, num_rows: int, kv_tokens: int, kv_max: int) -> float:
+        """Seconds of attention in one layer of rows that have one token each; sums as in :class:`AttentionLoad`."""
+        term = self.gpu.decode_attention
+        work = _norm(kv_tokens * self._kv_s, num_rows * self._decode_row_s, term.row_power)
+        return _norm(work, term.floor_s + term.key_s * kv_max, term.power)
 
     def tokens_s(self, num_tokens: int) -> float:
         """Seconds of what depends on the number of tokens alone: dense layers, experts, element-wise, all-reduces."""
         time = self._tokens_s.get(num_tokens)
         if time is None:
-            time = self._tokens_s[num_tokens] = (
-                self.dense_s(num_tokens)
-                + self.experts_s(num_tokens)
-                + self.elementwise_s(num_tokens)
-                + 2 * self.shape.num_hidden_layers * self.all_reduce_s(num_tokens * self.shape.hidden_size)
-            )
+            counts = _around(num_tokens)
+            tokens = np.array(counts, dtype=np.float64)
+            times = self.dense_s(tokens) + self.experts_s(tokens) + self.elementwise_s(tokens)
+            layers = 2 * self.shape.num_hidden_layers
+            for count, rest in zip(counts, times.tolist(), strict=True):
+                self._tokens_s[count] = rest + layers * self.all_reduce_s(count * self.shape.hidden_size)
+            time = self._tokens_s[num_tokens]
         return time
 
     def sampled_s(self, num_sampled: int) -> float:
         """Seconds of the language-model head and of sampling, for rows that sample."""
         time = self._rows_s.get(num_sampled)
         if time is None:
-            time = 0.0
-            if num_sampled:
-                time = self.matmul_s(num_sampled, self._head.n, self._head.k) + self.sampling_s(num_sampled)
-                time += self.all_reduce_s(num_sampled * self.shape.vocab_size) / 2  # a gather: half a sum's traffic
-            self._rows_s[num_sampled] = time
+            if not num_sampled:
+                return 0.0
+            counts = _around(num_sampled)
+            heads = self._matmuls_s(np.array(counts, dtype=np.float64), self._head.n, self._head.k)
+            for count, head in zip(counts, heads.tolist(), strict=True):
+                gather = self.all_reduce_s(count * self.shape.vocab_size) / 2  # half a sum's traffic
+                self._rows_s[count] = head + self.sampling_s(count) + gather
+            time = self._rows_s[num_sampled]
         return time
 
     def sampling_s(self, num_sampled: int) -> float:
@@ -168,34 +200,43 @@ class CostModel:
         """Seconds in which the GPU waits for the host."""
         return self.gpu.host.step_s + self.gpu.host.request_s * num_rows
 
-    def dense_s(self, num_tokens: int) -> float:
-        """Seconds of all dense matmuls of all layers, routers and shared experts included."""
-        return sum(count * self.matmul_s(num_tokens, m.n, m.k) for count, m in self._matmuls if count)
+    def dense_s(self, num_tokens: Floats) -> Floats:
+        """Seconds of all dense matmuls of all layers, routers and shared experts included; both float64[n]."""
+        time = np.zeros(len(num_tokens))
+        for count, product in self._matmuls:
+            if count:
+                time += count * self._matmuls_s(num_tokens, product.n, product.k)
+        return time
 
-    def experts_s(self, num_tokens: int) -> float:
-        """Seconds of all layers' experts.
+    def experts_s(self, num_tokens: Floats) -> Floats:
+        """Seconds of all layers' experts; both float64[n].
 
         Tokens choose among E experts evenly and on their own, so T tokens with k choices each touch
         ``E (1 - (1 - k/E)^T)`` of them; the weights of those are read, and each choice is computed.
         """
-        if not self._experts:
-            return 0.0
+        time = np.zeros(len(num_tokens))
         total, chosen = self.shape.num_experts, self.shape.num_experts_per_tok
-        active = total * -math.expm1(num_tokens * math.log1p(-chosen / total)) if chosen < total else float(total)
-        return sum(count * self.matmul_s(num_tokens * chosen, m.n, m.k, active) for count, m in self._experts)
+        for count, product in self._experts:
+            active = (
+                total * -np.expm1(num_tokens * math.log1p(-chosen / total))
+                if chosen < total
+                else np.full(len(time), float(total))
+            )
+            time += count * self._matmuls_s(num_tokens * chosen, product.n, product.k, active)
+        return time
 
     def matmul_s(self, m: float, n: int, k: int, num_matrices: float = 1.0) -> float:
         """Seconds of ``[m, k] x [k, n]``, or of one such product whose rows are spread over several matrices."""
-        gemm = self.gpu.gemm
-        flop = 2.0 * m * n * k
-        bytes_ = self.shape.dtype_bytes * (m * k + num_matrices * n * k + m * n)
-        return gemm.floor_s + _norm(flop / gemm.flops, bytes_ / gemm.bandwidth, gemm.power)
+        return float(self._matmuls_s(np.array([m], dtype=np.float64), n, k, num_matrices)[0])
 
-    def elementwise_s(self, num_tokens: int) -> float:
-        """Seconds of norms, rotary embeddings and activations of all layers."""
+    def _matmuls_s(self, m: Floats, n: int, k: int, num_matrices: Floats | float = 1.0) -> Floats:
+        return matmul_seconds(self.gpu.gemm, self.gpu.num_sms, m, n, k, num_matrices, self.shape.dtype_bytes)
+
+    def elementwise_s(self, num_tokens: Floats) -> Floats:
+        """Seconds of norms, rotary embeddings and activations of all layers; both float64[n]."""
         term = self.gpu.elementwise
         moved = num_tokens * self._elementwise_bytes / term.bandwidth
-        return self.shape.num_hidden_layers * math.hypot(term.layer_floor_s, moved)
+        return self.shape.num_hidden_layers * np.sqrt(term.layer_floor_s**2 + moved**2)
 
     def all_reduce_s(self, num_elements: int) -> float:
         """Seconds of one sum over the GPUs; 0 on one."""
@@ -204,6 +245,12 @@ class CostModel:
             return 0.0
         link = self.gpu.all_reduce
         return link.latency_s + 2 * (n - 1) / n * num_elements * self.shape.dtype_bytes / link.bandwidth
+
+
+def _around(count: int) -> range:
+    """The block of counts that a count lies in: many at once take little longer than one."""
+    first = (count - 1) // _BLOCK * _BLOCK + 1
+    return range(first, first + _BLOCK)
 
 
 def _norm(a: float, b: float, power: float) -> float:

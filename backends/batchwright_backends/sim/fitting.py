@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from batchwright.calibration import Residual
 
 Floats = NDArray[np.float64]
 
@@ -37,52 +38,35 @@ def least_squares(
 
     at = np.log(np.array([start[name] for name in names], dtype=np.float64))
     error = errors(at)
-    loss, damping = _huber(error), 1e-2
+    loss, damping = huber(error), 1e-2
     for _ in range(_ROUNDS):
         slopes = np.stack([(errors(at + _STEP * unit) - error) / _STEP for unit in np.eye(len(names))], axis=1)
-        weights = np.minimum(1.0, _OUTLIER / np.maximum(np.abs(error), 1e-12))
+        weights = huber_weights(error)
         curvature, gradient = (slopes * weights[:, None]).T @ slopes, (slopes * weights[:, None]).T @ error
         scale = np.diag(np.diag(curvature) + 1e-12)
         gain = 0.0
         while damping < 1e12:
             step: Floats = np.linalg.solve(curvature + damping * scale, -gradient).astype(np.float64).clip(-1.0, 1.0)
             tried = errors(at + step)
-            gain = loss - _huber(tried)
+            gain = loss - huber(tried)
             if gain > 0:  # false for a NaN as well
                 at, error, loss, damping = at + step, tried, loss - gain, max(damping / 5, 1e-9)
                 break
             damping *= 4
-        if not gain > 1e-9 * loss:
+        if not gain > 1e-6 * loss:
             break
     return dict(zip(names, np.exp(at).tolist(), strict=True))
 
 
-def _huber(error: Floats) -> float:
+def huber_weights(error: Floats) -> Floats:
+    """How much each error weighs in least squares that follow Huber's loss."""
+    return np.asarray(np.minimum(1.0, _OUTLIER / np.maximum(np.abs(error), 1e-12)), dtype=np.float64)
+
+
+def huber(error: Floats) -> float:
+    """Huber's loss: the square of an error up to 20%, its size beyond."""
     size = np.abs(error)
     return float(np.where(size < _OUTLIER, error**2 / 2, _OUTLIER * (size - _OUTLIER / 2)).sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """Relative errors of predicted times.
-
-    Attributes:
-        num_rows: how many were judged.
-        mean: of the absolute errors; 0.04 is 4%.
-        p90: 90th percentile of the absolute errors.
-        bias: mean of the signed errors; above 0: predicted too slow.
-    """
-
-    num_rows: int
-    mean: float
-    p90: float
-    bias: float
-
-    def __str__(self) -> str:
-        return (
-            f"mean {100 * self.mean:.1f}%, p90 {100 * self.p90:.1f}%, bias {100 * self.bias:+.1f}%, "
-            f"{self.num_rows} rows"
-        )
 
 
 def residual(predicted_s: Sequence[float] | Floats, measured_s: Sequence[float] | Floats) -> Residual:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright_backends.sim.checked import Checked, check
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Fitted(Checked):
@@ -29,12 +31,25 @@ class Fitted(Checked):
 
 
 class Gemm(Fitted):
-    """A dense layer, or the language-model head: ``floor_s + [(F/flops)^power + (B/bandwidth)^power]^(1/power)``."""
+    """A dense layer, or the language-model head: ``floor_s + [C^power + M^power]^(1/power)``.
+
+    ``C``, its arithmetic, runs in waves of one tile a multiprocessor, at ``flops`` when all work, with ``wave_s`` to
+    begin and end each. A tile of a x b has ``1 + edge (1/a + 1/b)`` times its share of the work. The empty part of a
+    last wave is paid to the share ``tail``. ``M`` is ``bytes/bandwidth``, times ``1 + read_tail * e`` where the tiles
+    of one row of them fill more than a wave, and ``1 + read_idle * e`` where they do not, with e the empty part of
+    their waves over the rest. The quickest of a set of tiles and of splits of k is taken. On a device without
+    ``num_sms``, ``C`` is ``F/flops`` and ``M`` is ``bytes/bandwidth``.
+    """
 
     flops: PositiveFloat
     bandwidth: PositiveFloat
     power: PositiveFloat
     floor_s: NonNegativeFloat
+    wave_s: NonNegativeFloat = 0.0
+    edge: NonNegativeFloat = 0.0
+    tail: Share = 0.0
+    read_tail: Share = 0.0
+    read_idle: Share = 0.0
 
 
 class DecodeAttention(Fitted):
@@ -108,6 +123,7 @@ class Gpu(Checked):
         memory_bytes: device memory, as the driver reports it.
         peak_flops: dense bf16 (fp16 where there is no bf16) operations a second, by its datasheet.
         peak_bandwidth: bytes a second of its memory, by its datasheet.
+        num_sms: its multiprocessors; None: a device without them, or whose number is not known.
         source: of the figures above.
     """
 
@@ -117,6 +133,7 @@ class Gpu(Checked):
     memory_bytes: PositiveInt
     peak_flops: PositiveFloat
     peak_bandwidth: PositiveFloat
+    num_sms: PositiveInt | None = None
     source: str = ""
     gemm: Gemm
     decode_attention: DecodeAttention
@@ -127,8 +144,9 @@ class Gpu(Checked):
     host: Host
 
 
-_TERMS = ("gemm", "decode_attention", "chunk_attention", "elementwise", "sampling", "all_reduce", "host")
-_KERNELS = ("gemm", "decode_attention", "chunk_attention")
+TERMS = ("gemm", "decode_attention", "chunk_attention", "elementwise", "sampling", "all_reduce", "host")
+KERNEL_TERMS = ("gemm", "decode_attention", "chunk_attention")
+"""Terms of the cost model; and those without whose fit a GPU is uncalibrated."""
 _ALIASES = {"a100-80gb": "a100", "a100-sxm": "a100", "h100-sxm": "h100", "h200-sxm": "h200", "4090": "rtx4090"}
 
 
@@ -195,7 +213,7 @@ def make_gpu(values: Mapping[str, Any], where: str) -> Gpu:
                 f"the simulator knows no GPU {base!r} ({near}); describe another one in a YAML file and run sim:FILE"
             )
         given = _overlay(entry, given)
-    if not all(term in given for term in _TERMS):
+    if not all(term in given for term in TERMS):
         given = _overlay(_from_datasheet(given, where), given)
     return check(Gpu, given, where)
 
@@ -227,5 +245,5 @@ def _from_datasheet(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         **generic,
         "name": "unnamed",
         "title": given.get("name", "a GPU of a file"),
-        "uncalibrated": any(term not in given for term in _KERNELS),
+        "uncalibrated": any(term not in given for term in KERNEL_TERMS),
     }

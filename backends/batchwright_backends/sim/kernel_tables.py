@@ -9,6 +9,7 @@ folder of ``dense.csv`` (``layer,tokens,time_us``), ``attention.csv``
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,10 +118,12 @@ def read_tables(folder: Path, shape: ModelShape, prefix: str = "") -> KernelTabl
         prefix: with which the wanted file names begin, such as ``h100_``.
 
     Raises:
-        ConfigError: no table there, or a row that cannot be read.
+        ConfigError: no table there, tables of several GPUs, or a row that cannot be read.
     """
     tables = KernelTables()
-    for file in sorted(folder.glob(f"{prefix}*.csv")):
+    found = sorted(folder.glob(f"{prefix}*.csv"))
+    _check_one_gpu(folder, found)
+    for file in found:
         name = file.name
         if name == "dense.csv":
             _read_dense(file, shape, tables)
@@ -134,12 +137,31 @@ def read_tables(folder: Path, shape: ModelShape, prefix: str = "") -> KernelTabl
             for b, isl, step, t in _numbers(file, _BATCHED):
                 tables.attention.append(_batched(int(b), int(isl), int(step), t / 1e3))
     if not (tables.matmul or tables.attention):
-        raise ConfigError(f"no kernel table lies in {str(folder)!r} under a name that begins with {prefix!r}")
+        under = f" under a name that begins with {prefix!r}" if prefix else ""
+        raise ConfigError(f"no kernel table lies in {str(folder)!r}{under}; expected {FILES}")
     tables.matmul.sort(key=lambda r: (r.m, r.n, r.k))
     tables.attention.sort(key=lambda r: (r.num_chunks, r.chunk, r.prefix, r.num_decodes, r.decode_context))
     return tables
 
 
+_KINDS = ("_gemm_", "_context_attention_", "_generation_attention_")
+
+
+def _check_one_gpu(folder: Path, files: Sequence[Path]) -> None:
+    for kind in _KINDS:
+        alike = [file.name for file in files if kind in file.name]
+        if len(alike) > 1:
+            raise ConfigError(
+                f"{str(folder)!r} holds several tables of a kind ({', '.join(alike)}): those of one GPU are fitted, "
+                "named by --files PREFIX"
+            )
+
+
+FILES = (
+    "*_gemm_*.csv, *_context_attention_*.csv and *_generation_attention_*.csv, or dense.csv, attention.csv and "
+    "per_sequence.csv"
+)
+"""Names of the tables of one GPU, in the two schemas."""
 _GEMM = ("m", "n", "k", "latency")
 _BATCHED = ("batch_size", "isl", "step", "latency")
 
@@ -198,9 +220,45 @@ def _labelled(file: Path, label: str, columns: Sequence[str]) -> Iterable[tuple[
 
 
 def _records(file: Path, label: str | None, columns: Sequence[str]) -> Iterable[tuple[str, list[float]]]:
-    with file.open(newline="", encoding="utf-8") as lines:
-        for row, record in enumerate(csv.DictReader(lines), start=2):
-            try:
-                yield record[label] if label else "", [float(record[c]) for c in columns]
-            except (KeyError, TypeError, ValueError) as error:
-                raise ConfigError(f"{str(file)!r}, line {row}: {error}; columns: {', '.join(columns)}") from None
+    """Label and numbers of each row; the last column is a time above 0, the others are counts.
+
+    Raises:
+        ConfigError: a column is missing, or a value is none of these (file, line, what was expected).
+    """
+    wanted = [*([label] if label else []), *columns]
+    expected = f"expected the columns {','.join(wanted)}"
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            for column in wanted:
+                if column not in (reader.fieldnames or ()):
+                    raise ConfigError(f"{str(file)!r}, line 1: there is no column {column!r}; {expected}")
+            for record in reader:
+                where = f"{str(file)!r}, line {reader.line_num}"
+                numbers = [_count(record[column], f"{where}: {column}") for column in columns[:-1]]
+                numbers.append(_time(record[columns[-1]], f"{where}: {columns[-1]}"))
+                yield (record[label] or "") if label else "", numbers
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{str(file)!r} is no CSV file: {error}; {expected}") from None
+
+
+def _count(text: str | None, where: str) -> float:
+    value = _number(text)
+    if value is None or value < 0 or value != int(value):
+        raise ConfigError(f"{where} should be a whole number of at least 0 and is {text!r}")
+    return value
+
+
+def _time(text: str | None, where: str) -> float:
+    value = _number(text)
+    if value is None or value <= 0:
+        raise ConfigError(f"{where} should be a time above 0 and is {text!r}")
+    return value
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from batchwright.errors import ConfigError
@@ -14,6 +15,8 @@ RUNTIME_BYTES = 512 * 2**20
 # Logits of a step: bf16 as they come, then fp32, then what sampling makes of them.
 BYTES_PER_LOGIT = 12
 
+DEFAULT_UTILIZATION = 0.9
+"""Share of a device's memory that an engine takes, unless told otherwise."""
 _GIB = 2**30
 
 
@@ -54,15 +57,10 @@ def plan_memory(
     Activations are counted for the largest step: four rows of the residual stream and one of gate, up and their
     product for each token, and the logits of each request.
     """
-    inner = max(
-        shape.intermediate_size,
-        shape.num_experts_per_tok * shape.moe_intermediate_size + shape.shared_expert_intermediate_size,
-    )
-    per_token = shape.dtype_bytes * (4 * shape.hidden_size + (shape.mlp_matrices * inner) // tensor_parallel)
     return MemoryPlan(
         usable=int(gpu.memory_bytes * utilization),
         weights=-(-shape.weight_bytes // tensor_parallel),
-        reserve=RUNTIME_BYTES + max_num_batched_tokens * per_token + max_num_seqs * shape.vocab_size * BYTES_PER_LOGIT,
+        reserve=_reserve(shape, tensor_parallel, max_num_batched_tokens, max_num_seqs),
         block=block_size * shape.kv_bytes_per_token(tensor_parallel),
     )
 
@@ -88,3 +86,23 @@ def check_fits(plan: MemoryPlan, shape: ModelShape, gpu: Gpu, tensor_parallel: i
         f"{plan.reserve / _GIB:.1f} GiB, of {plan.usable / _GIB:.1f} GiB usable ({gpu.memory_bytes / _GIB:.1f} GiB at "
         f"gpu_memory_utilization {utilization:g}), so no KV block is left; try {' or '.join(helps)}"
     )
+
+
+def _reserve(shape: ModelShape, tensor_parallel: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Bytes of activations of the largest step, and of the runtime."""
+    inner = max(
+        shape.intermediate_size,
+        shape.num_experts_per_tok * shape.moe_intermediate_size + shape.shared_expert_intermediate_size,
+    )
+    per_token = shape.dtype_bytes * (4 * shape.hidden_size + (shape.mlp_matrices * inner) // tensor_parallel)
+    return RUNTIME_BYTES + max_num_batched_tokens * per_token + max_num_seqs * shape.vocab_size * BYTES_PER_LOGIT
+
+
+def memory_for(
+    shape: ModelShape, num_blocks: int, block_size: int, max_num_batched_tokens: int, max_num_seqs: int
+) -> int:
+    """Bytes of the device on which a model, under these limits and the default utilisation, has so many blocks."""
+    block = block_size * shape.kv_bytes_per_token()
+    reserve = _reserve(shape, 1, max_num_batched_tokens, max_num_seqs)
+    usable = shape.weight_bytes + reserve + num_blocks * block + block // 2
+    return math.ceil(usable / DEFAULT_UTILIZATION)

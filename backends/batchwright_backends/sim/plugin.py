@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from batchwright.backend import Backend, BackendEntry, BackendSettings
+from batchwright.calibration import CalibrationReport, CalibrationSettings
 from batchwright.hookspecs import hookimpl
 from batchwright_backends.sim import SYNTAX
 
@@ -15,6 +16,12 @@ def _create(settings: BackendSettings) -> Backend:
     return SimBackend(settings)
 
 
+def _calibrate(settings: CalibrationSettings) -> CalibrationReport:
+    from batchwright_backends.sim.calibrator import calibrate_simulator
+
+    return calibrate_simulator(settings)
+
+
 @hookimpl
 def register_backends() -> Mapping[str, BackendEntry]:
     """The simulator, by its name."""
@@ -23,5 +30,7 @@ def register_backends() -> Mapping[str, BackendEntry]:
             create=_create,
             summary="simulates a model on a GPU: a roofline cost model on a virtual clock, deterministic",
             syntax=SYNTAX,
+            calibrate=_calibrate,
+            virtual_time=True,
         )
     }

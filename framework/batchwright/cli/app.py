@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import ab, backends, check, config, diff, explain, new_policy, play, plugins, policies, replay, run
+from batchwright.cli import (
+    ab,
+    backends,
+    calibrate,
+    check,
+    config,
+    diff,
+    explain,
+    new_policy,
+    play,
+    plugins,
+    policies,
+    replay,
+    run,
+)
 from batchwright.cli.options import Debug
 from batchwright.cli.program import Program, show_help
 
@@ -57,6 +71,7 @@ app.command()(play.play)
 app.command()(explain.explain)
 app.command()(replay.replay)
 app.command()(check.check)
+app.command()(calibrate.calibrate)
 app.command("new-policy")(new_policy.new_policy)
 app.command()(policies.policies)
 app.command()(backends.backends)

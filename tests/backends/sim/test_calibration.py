@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +18,6 @@ from batchwright_backends.sim.fitting import least_squares, residual
 from batchwright_backends.sim.gpus import find_gpu
 from batchwright_backends.sim.kernel_tables import AttentionRow, KernelTables, MatmulRow, read_tables, split_rows
 from batchwright_backends.sim.models import find_model
-from batchwright_backends.sim.target import parse_target
 
 SHAPE = find_model("llama-3.1-8b")
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "fit_sim_constants.py"
@@ -28,6 +28,7 @@ def script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -48,7 +49,8 @@ def test_residuals_are_relative() -> None:
 
 
 def test_a_fit_finds_the_constants_that_made_the_data() -> None:
-    truth, start = find_gpu("h100"), find_gpu("l40s")
+    truth = find_gpu("h100")
+    start = find_gpu("l40s").model_copy(update={"num_sms": truth.num_sms})
     cost = CostModel(SHAPE, truth)
     tables = KernelTables()
     for m in (1, 4, 16, 64, 100, 256, 300, 1024, 4096):
@@ -79,12 +81,20 @@ def test_a_row_of_one_token_is_a_decode_whatever_table_it_is_in(tmp_path: Path) 
     assert tables.attention[0].time_s == pytest.approx(1e-5)
 
 
-def test_a_broken_row_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "x_gemm_y.csv"
-    file.write_text("m,n,k,latency\n1,2,3,0.5\n1,2,x,0.5\n")
-    with pytest.raises(ConfigError, match=r"x_gemm_y.csv', line 3: .*columns: m, n, k, latency"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("m,n,k,latency\n1,2,3,0.5\n1,2,x,0.5\n", "line 3: k should be a whole number of at least 0 and is 'x'"),
+        ("m,n,k,latency\n1,2,3,nan\n", "line 2: latency should be a time above 0 and is 'nan'"),
+        ("m,n,k,latency\n1.5,2,3,1\n", "line 2: m should be a whole number"),
+        ("m,n,latency\n1,2,3\n", "line 1: there is no column 'k'; expected the columns m,n,k,latency"),
+    ],
+)
+def test_a_broken_row_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x_gemm_y.csv").write_text(text)
+    with pytest.raises(ConfigError, match=f"x_gemm_y.csv', {said}"):
         read_tables(tmp_path, SHAPE)
-    with pytest.raises(ConfigError, match="no kernel table"):
+    with pytest.raises(ConfigError, match=r"no kernel table .*begins with 'h100_'; expected \*_gemm_\*.csv"):
         read_tables(tmp_path, SHAPE, "h100_")
 
 
@@ -105,13 +115,14 @@ def test_constants_reproduce_their_tables_as_the_catalogue_says(name: str, kerne
     for regime in ("generation attention", "context attention"):
         assert judged[regime][0] < 0.06
         assert judged[regime][1] < 0.15
-    # Rows of neighbouring m differ by 5 to 9% among themselves: interpolating between them is no better
-    assert judged["gemm"][0] < 0.08
+    # Their tables scatter: a law for each n and k that has seen all other rows has 4.0, 4.7 and 4.5% (neighbours)
+    assert judged["gemm"][0] < {"a100": 0.05, "h100": 0.067, "h200": 0.057}[name]
 
 
 def test_rtx4090_constants_reproduce_their_tables(rtx4090_folder: Path) -> None:
     judged = judge("rtx4090", read_tables(rtx4090_folder, SHAPE), 65536)
-    assert judged["gemm"][0] < 0.04
+    assert judged["gemm"][0] < 0.03
+    assert judged["gemm"][1] < 0.08
     assert judged["mixed attention"][0] < 0.09
     assert {"elementwise", "sampling"} <= set(judged)
 
@@ -141,21 +152,31 @@ def judge(name: str, tables: KernelTables, max_kv_tokens: int | None) -> dict[st
     return judged
 
 
-def test_the_script_fits_and_writes_a_machine(
-    kernel_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_script_finds_the_constants_of_the_catalogue(
+    kernel_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "mine.yaml"
-    arguments = [str(kernel_folder), "--prefix", "h100_", "--gpu", "h100", "--tile", "16", "--out", str(out)]
-    assert script().main(arguments) == 0
+    assert script().main(["--gpu", "a100", "--data", str(kernel_folder.parent)]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"gemm +held out: mean \d", printed)
-    assert re.search(r"context attention +held out: mean \d", printed)
-    machine = parse_target(str(out))
-    assert machine.gpu.gemm.model_dump(exclude={"source", "date"}) == find_gpu("h100").gemm.model_dump(
-        exclude={"source", "date"}
-    )
+    for term in ("gemm", "generation attention", "context attention"):
+        assert re.search(rf"a100 +{term} +held out: mean \d", printed)
+    gpu = find_gpu("a100")
+    for regime, found in (("gemm", gpu.gemm), ("context attention", gpu.chunk_attention)):
+        stated = found.residual.partition(f"{regime}: ")[2].partition(", bias")[0]
+        assert f"held out: {stated}" in printed
+    assert re.search(r"gemm, equal kernels +mean 3\.0%", printed)
+    assert re.search(r"gemm, neighbours +mean \d", printed)
 
 
-def test_the_script_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script().main([str(tmp_path), "--gpu", "h100"]) == 2
-    assert "no kernel table" in capsys.readouterr().err
+def test_the_script_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script().main(["--data", str(tmp_path / "nowhere")]) == 2
+    assert "there are no kernel tables" in capsys.readouterr().err
+
+
+def test_a_monotone_law_and_equal_products_bound_a_fit() -> None:
+    module = script()
+    rows = [MatmulRow(m, 1, 1, t) for m, t in ((1, 1.0), (2, 1.2), (3, 1.0), (17, 2.0), (18, 2.0))]
+    assert module.isotonic([1.0, 1.2, 1.0, 2.0]) == pytest.approx([1.0, 1.2**0.5, 1.2**0.5, 2.0])
+    assert module.monotone(rows).mean == pytest.approx((1 - 1.2**-0.5 + 1.2**0.5 - 1) / 5)
+    equal = module.equal_kernels(rows)
+    assert (equal.num_rows, equal.mean) == (5, pytest.approx((1 - 1 / 1.2) / 5))
+    assert module.equal_kernels(rows[:1]) is None

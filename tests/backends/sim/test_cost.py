@@ -162,16 +162,44 @@ def test_no_step_beats_the_datasheet(gpu: str, model: str) -> None:
 
 def test_experts_are_read_as_tokens_touch_them() -> None:
     cost = CostModel(find_model("qwen3-30b-a3b"), find_gpu("h100"))
+
+    def experts_s(num_tokens: int) -> float:
+        return float(cost.experts_s(np.array([float(num_tokens)]))[0])
+
     layer = cost.matmul_s
     one = 48 * (layer(8, 2 * 768, 2048, 8.0) + layer(8, 2048, 768, 8.0))
-    assert cost.experts_s(1) == pytest.approx(one)  # one token touches its 8 of 128
+    assert experts_s(1) == pytest.approx(one)  # one token touches its 8 of 128
     touched = 128 * (1 - (120 / 128) ** 16)
     some = 48 * (layer(128, 2 * 768, 2048, touched) + layer(128, 2048, 768, touched))
-    assert cost.experts_s(16) == pytest.approx(some)
+    assert experts_s(16) == pytest.approx(some)
     all_read = 48 * (layer(80_000, 2 * 768, 2048, 128.0) + layer(80_000, 2048, 768, 128.0))
-    assert cost.experts_s(10_000) == pytest.approx(all_read)
+    assert experts_s(10_000) == pytest.approx(all_read)
     dense = find_model("qwen3-30b-a3b").model_copy(update={"num_experts": 0})
-    assert CostModel(dense, find_gpu("h100")).experts_s(10) == 0
+    assert not CostModel(dense, find_gpu("h100")).experts_s(np.array([10.0]))[0]
+
+
+def test_products_run_in_waves_of_tiles() -> None:
+    gpu = find_gpu("a100")
+    gemm = gpu.gemm.model_copy(
+        update={
+            "floor_s": 0.0,
+            "wave_s": 0.0,
+            "edge": 1e4,
+            "tail": 1.0,
+            "power": 60.0,
+            "read_tail": 0.0,
+            "read_idle": 0.0,
+        }
+    )
+    cost = CostModel(find_model("llama-3.1-8b"), gpu.model_copy(update={"gemm": gemm}))
+    largest = 1 + 1e4 * (1 / 128 + 1 / 256)  # smaller tiles are much less efficient here
+    whole = largest * 2 * 128 * 256 * 32768 / (gemm.flops / 108)
+    assert cost.matmul_s(128 * 6, 256 * 18, 32768) == pytest.approx(whole, rel=0.02)  # one of them on each of 108
+    # One row more: 126 tiles; split in six they run in 7 waves of a sixth
+    assert cost.matmul_s(128 * 6 + 1, 256 * 18, 32768) == pytest.approx(7 / 6 * whole, rel=0.02)
+    free = gpu.model_copy(update={"num_sms": None, "gemm": gemm})
+    plain = CostModel(find_model("llama-3.1-8b"), free).matmul_s(128 * 6 + 1, 256 * 18, 32768)
+    assert plain == pytest.approx(2 * 769 * 4608 * 32768 / gemm.flops, rel=0.02)  # without waves, operations count
 
 
 def test_a_decode_beside_a_chunk_costs_more_than_among_decodes_on_flash_attention_2() -> None:
@@ -193,3 +221,13 @@ def test_a_decode_beside_a_chunk_costs_more_than_among_decodes_on_flash_attentio
 def test_every_model_on_every_gpu_has_a_finite_cost(model: str, gpu: str, num_tokens: int) -> None:
     cost = CostModel(find_model(model), find_gpu(gpu))
     assert 0 < step_ns(cost, [(0, num_tokens)]) < 10**11
+
+
+@given(ANY_COST, st.lists(st.integers(0, 20_000), min_size=1, max_size=30), st.integers(1, 40))
+def test_decodes_in_a_row_follow_from_two_sums(cost: CostModel, contexts: list[int], num_steps: int) -> None:
+    n, kv, longest = len(contexts), sum(contexts) + len(contexts), max(contexts) + 1
+    if cost.shape.num_sliding_layers:
+        return
+    for step in range(num_steps):
+        stepped = step_ns(cost, [(c + step, 1) for c in contexts])
+        assert round(1e9 * cost.decode_s(n, kv + step * n, longest + step)) == stepped
