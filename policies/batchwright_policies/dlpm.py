@@ -56,11 +56,13 @@ class Dlpm(Ranked):
         deviations=(
             "a client that has no request left is forgotten, debt and credit: as in deficit round robin",
             "a bounded number of requests is compared, the same number of each client",
+            "a quantum is granted to clients that wait; in the implementation compared, to all that owe",
             "one engine: no distribution over workers (D2LPM)",
         ),
         evidence={
             "property tested": "a client's lead is bounded where lpm's is not; more cached tokens than vtc",
-            "from the paper only": "its rules: from memory of its text; D2LPM, which is left out",
+            "from the paper only": "its rules: compared with an implementation by others (tazjin/sglang, "
+            "commit b5c96f5, python/sglang/srt/managers/fair_scheduler.py); its proofs; D2LPM: left out",
         },
     )
 

@@ -61,6 +61,7 @@ class Hrrn(Ordered):
             "waiting counts from the arrival, through a preemption too",
             "SGLang measures waiting in prompt tokens computed meanwhile, and has nothing like base_tokens: whoever is "
             "cached whole goes first there",
+            "SGLang puts requests last that share an uncached prefix with one before; its equals go by id",
             "only the oldest scan requests are compared; SGLang goes by arrival with more than 128 waiting",
         ),
         evidence={

@@ -59,6 +59,7 @@ class Lpm(Ordered):
         deviations=(
             "decodes run in every step, as with --enable-mixed-chunk; there a step is of prompts or of decodes",
             "no share of max_tokens is reserved for running requests (new_token_ratio)",
+            "equals go by arrival; there they stand as the step before left them",
             "a prefix is matched by whole blocks; the in-batch check looks at the prompt alone, not at what an evicted "
             "one had answered",
             "when a decode lacks a block the newest resident outside the batch is evicted, not the one with the "

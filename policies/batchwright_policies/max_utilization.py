@@ -43,6 +43,7 @@ class MaxUtilization(Ordered):
             "a paused request is recomputed, less its cached prefix",
             "started requests come before waiting ones; there all stand in one list by arrival, where a waiting one "
             "that does not fit pauses those that were started behind it",
+            "a batch that is full pauses nobody; there it pauses the last started",
             "a request whose prefix another one is just computing is not held back for it (beneficialToSkip)",
         ),
         evidence={

@@ -25,7 +25,8 @@ class Mlfq(Levels):
 
     card: ClassVar[Card] = Card(
         source='Wu et al., "Fast Distributed Inference Serving for Large Language Models", 2023, arXiv:2305.05920 '
-        "(FastServe, NSDI 2026), skip-join multi-level feedback queue",
+        "(FastServe, NSDI 2026), skip-join multi-level feedback queue; its code, LLMServe/FastServe, commit "
+        "6da4b75, fastserve/scheduler.py, class MLFQ",
         rules={
             "a job skips the levels whose quantum its first iteration exceeds": "level_of_first",
             "quanta grow by a constant ratio": "Params.ratio",
@@ -38,11 +39,17 @@ class Mlfq(Levels):
             "who loses its blocks is recomputed, less its cached prefix; FastServe swaps K and V to host memory",
             "a job that is passed while blocks suffice keeps them and pauses",
             "service is counted in iterations, and prompts at a fixed exchange, instead of measured in time",
+            "what a job had beyond its quantum counts in the next level; there it counts from 0 in each",
+            "within a level the order is that of arrival; there whoever just ran stands at the head of its queue, and "
+            "who is demoted at the head of the next",
+            "who waits starve_s is promoted at once, and its service begins anew; there those that did not run for "
+            "3 s are, every 1,000 iterations, and they go down again as soon as they ran",
+            "there levels have no last one",
         ),
         evidence={
             "property tested": "mean latency below FIFO's under heavy tails, not with equal lengths; starvation ends",
-            "from the paper only": "how quanta grow and who is promoted: from memory of its text; proactive swapping, "
-            "which is left out",
+            "from the paper only": "its rules: compared with its code, no decisions of it were recorded; proactive "
+            "swapping: left out",
         },
     )
 

@@ -43,25 +43,31 @@ class Plas(Levels):
     params: PlasParams  # pyright: ignore[reportIncompatibleVariableOverride]
     card: ClassVar[Card] = Card(
         source='Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025, '
-        "arXiv:2502.13965, PLAS",
+        "arXiv:2502.13965, sections 4.2.1 (PLAS) and 4.2.2, Algorithm 1",
         rules={
-            "a call's priority is the service of its program's finished calls": "rank",
-            "services are put in levels that grow exponentially": "level_after",
-            "a call that exceeds its level's quantum is demoted": "level_after",
-            "first come, first served within a level": "make_queue",
-            "a program that waits too long for what it was served is promoted": "step_started",
-            "a process table keeps the service of each program": "request_finished",
+            "a call's priority is the service of its program's finished calls (4.2.1)": "rank",
+            "services are put in a finite number of levels (4.2.2)": "level_after",
+            "a call that exceeds its level's quantum is demoted (4.2.2)": "level_after",
+            "first come, first served within a level (4.2.2)": "make_queue",
+            "a call that waits too long is promoted to the first level (4.2.2)": "step_started",
+            "a process table keeps the service of each program (4.2.1)": "request_finished",
         },
         deviations=(
             "who loses its blocks is recomputed; Autellix swaps K and V to host memory",
             "service is counted in iterations, and prompts at a fixed exchange, instead of measured in time",
-            "a call is promoted after starve_s, whatever the ratio of its program's waiting and service",
+            "a call's level follows from what its program has had, this call included; there it is looked up when the "
+            "call arrives, which then gets the whole quantum of that level",
+            "levels grow by a constant ratio; there their bounds and quanta are free",
+            "a call is promoted after starve_s; there when its program has waited beta times as long as it was served",
+            "who runs is decided in every step; there every N steps",
             "nobody says when a program ends, so only a number of idle programs is remembered",
-            "single-threaded programs only: no critical path (ATLAS), no balancing between engines",
+            "services of calls that run at once add up; there the longest path of a program counts (ATLAS)",
+            "no balancing between engines (4.3)",
         ),
         evidence={
             "property tested": "short programs end before long ones whose single calls are shorter",
-            "from the paper only": "its rules: from memory of its text; ATLAS and the load balancer: left out",
+            "from the paper only": "its rules: compared with its text, no decisions of it were recorded; ATLAS and the "
+            "load balancer: left out",
         },
     )
 

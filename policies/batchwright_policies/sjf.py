@@ -48,11 +48,13 @@ class Sjf(Ranked):
         },
         deviations=(
             "a length instead of a learned rank; a rank may be given as the predicted length",
-            "linear ageing instead of a threshold of waited steps with a quantum of priority",
+            "linear ageing; with Fu et al. whoever did not run for so many steps goes first for so many steps",
+            "running requests are not interrupted, as with Qiu et al.; Fu et al. sort them among the waiting ones",
         ),
         evidence={
             "property tested": "mean latency below FIFO's; the bound of ageing on who passes",
-            "from the paper only": "gains with a learned predictor; the rule against starvation: from memory of it",
+            "from the paper only": "gains with a learned predictor; its rules: compared with the code of Fu et al. "
+            "(hao-ai-lab/vllm-ltr, commit 8886f1e, vllm/core/scheduler.py), no decisions of it were recorded",
         },
     )
 

@@ -48,7 +48,7 @@ class Srpt(Ranked):
     preemptive = True
     card: ClassVar[Card] = Card(
         source='Shahout et al., "Don\'t Stop Me Now: Embedding Based Scheduling for LLMs" (TRAIL), ICLR 2025, '
-        "arXiv:2410.01035",
+        "arXiv:2410.01035; its code, harvard-cns/TRAIL-llm-scheduling, commit 3c4bcd6",
         rules={
             "the shortest predicted remaining length first": "rank",
             "preemptible only while its age is below C times its prediction": "Params.preemptible_share",
@@ -60,7 +60,8 @@ class Srpt(Ranked):
         ),
         evidence={
             "property tested": "mean latency below FIFO's; degrades smoothly with the noise of the predictions",
-            "from the paper only": "gains with refined predictions; the default share, C = 0.8: from memory of it",
+            "from the paper only": "gains with refined predictions; its rules and the default share, C = 0.8: compared "
+            "with what its repository says of the paper; on SGLang its authors measured C = 0 to be best",
         },
     )
 

@@ -49,11 +49,11 @@ class StallFree(Policy):
     params: StallFreeParams
     card: ClassVar[Card] = Card(
         source='Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, '
-        "Algorithm 3; microsoft/sarathi-serve, sarathi/core/scheduler/sarathi_scheduler.py",
+        "Algorithm 3; microsoft/sarathi-serve, commit 13f16cf, sarathi/core/scheduler/sarathi_scheduler.py",
         rules={
-            "every decode first": "admission",
-            "then prompts that were begun, then new ones, until the first that does not fit": "admission",
-            "prompts are cut to what the decodes leave of the chunk": "chunking",
+            "every decode first (lines 6-8)": "admission",
+            "then prompts that were begun (9-12), then new ones up to the first that does not fit (13-20)": "admission",
+            "prompts are cut to what the decodes leave of the chunk (lines 11, 15)": "chunking",
             "one static chunk size": "Params.chunk_size",
             "a request takes the blocks of its whole prompt when it starts": "reservation",
             "a decode that lacks a block preempts the last of the running queue, else itself": "preemption",
@@ -61,6 +61,8 @@ class StallFree(Policy):
         },
         deviations=(
             "decodes beyond chunk_size wait; there all of them run, however many",
+            "residents go by admission; there by arrival, so whoever was preempted is before who came after it again",
+            "a decode that lacks a block preempts any prompt that goes on; there one that came after it, else itself",
             "no chunk that shrinks as a prompt goes on (enable_dynamic_chunking_schedule), no pipeline stages",
             "prompts share cached prefixes",
         ),

@@ -39,19 +39,23 @@ class Vtc(Ranked):
     Params = VtcParams
     params: VtcParams
     card: ClassVar[Card] = Card(
-        source='Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588',
+        source='Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588, Algorithm 2; '
+        "its code, Ying1123/VTC-artifact, commit 14c19b7, slora/server/router/vtc_req_queue.py",
         rules={
-            "a client that was not waiting is lifted to the lowest counter of those that are": "request_arrived",
-            "if nobody is, to that of the last client that left the queue": "_note_left",
+            "who was not waiting is lifted to the lowest counter of those that are (lines 12-13)": "request_arrived",
+            "if nobody is, to that of the last client that left the queue (lines 8-10)": "_note_left",
             "the oldest request of the client with the lowest counter, until one finds no room": "in_order",
-            "charged w_p for each prompt token when it is admitted": "request_admitted",
-            "charged w_q for each output token": "step_finished",
-            "weighted: charges are divided by the client's weight": "_input_cost",
+            "charged w_p for each prompt token when it is admitted (line 24)": "request_admitted",
+            "charged w_q for each output token (line 30)": "step_finished",
+            "weighted: charges are divided by the client's weight (section 4.3)": "_input_cost",
         },
-        deviations=("who was evicted is charged for its prompt once, not again for the recompute",),
+        deviations=(
+            "who is evicted, for want of blocks, is charged for its prompt once; there nobody ever is",
+            "the source's code leaves counters as they are when nobody waits: it lacks lines 8-10",
+        ),
         evidence={
-            "property tested": "its bound for two backlogged clients, weighted too",
-            "from the paper only": "its rules and the proof of the bound: from memory of its text",
+            "property tested": "its bound for two backlogged clients (Theorem 4.4), weighted too",
+            "from the paper only": "the proof; its rules: compared with its code, no decisions of it were recorded",
         },
     )
 
