@@ -19,7 +19,7 @@ $(VENV)/made:
 	@command -v "$(PYTHON)" >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@# Some systems ship Python without venv; virtualenv does the same.
-	"$(PYTHON)" -m venv $(VENV) 2>/dev/null || { "$(PYTHON)" -m pip install --quiet --user virtualenv && "$(PYTHON)" -m virtualenv --quiet $(VENV); }
+	@"$(PYTHON)" -m venv $(VENV) 2>/dev/null || { "$(PYTHON)" -m pip install --quiet --user virtualenv && "$(PYTHON)" -m virtualenv --quiet $(VENV); }
 	@touch $@
 
 $(VENV)/run: $(VENV)/made pyproject.toml constraints.txt
