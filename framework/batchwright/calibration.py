@@ -17,11 +17,13 @@ class CalibrationSettings:
         base: the target that the fit starts from, as in ``sim:TARGET``; what the measurements do not show keeps its
             values. None: the backend finds one in the measurements, or says that it needs one.
         options: further ones, by name; the backend refuses what it does not know.
+        more: further measurements of the same kind.
     """
 
     source: Path
     base: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

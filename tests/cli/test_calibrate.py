@@ -69,8 +69,9 @@ def test_a_simulated_run_is_no_measurement(cli: Cli, tmp_path: Path) -> None:
 
 def test_an_arm_is_named_where_there_are_several(cli: Cli, tmp_path: Path) -> None:
     assert cli("ab", "vllm_v1", "stall_free", "--workload", SMALL, "--json", "ab.json", "--quiet").code == 0
-    assert "holds the arms vllm_v1, stall_free; name one with --arm" in cli("calibrate", "ab.json").error
-    assert "holds the arms" in cli("calibrate", "ab.json", "--arm", "mine").error
+    assert "holds the arms vllm_v1, stall_free, and no 'mine'" in cli("calibrate", "ab.json", "--arm", "mine").error
+    assert "has simulated time" in cli("calibrate", "ab.json").error
+    assert "several sources are fitted together where all are records" in cli("calibrate", "ab.json", tmp_path).error
     assert "has simulated time" in cli("calibrate", "ab.json", "--arm", "stall_free").error
 
 

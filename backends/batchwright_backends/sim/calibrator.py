@@ -41,7 +41,7 @@ class CalibrateOptions(Checked):
     Attributes:
         files: with which the names of the tables begin, where a folder holds those of several GPUs.
         max_kv_tokens: attention rows that read more are left out.
-        arm: of a file with several runs, the one to fit to.
+        arm: of files with several runs, the only one to take.
         policy: with which a request log is replayed.
     """
 
@@ -59,6 +59,10 @@ def calibrate_simulator(settings: CalibrationSettings) -> CalibrationReport:
     """
     options = check(CalibrateOptions, settings.options, "options of calibrate")
     source = settings.source
+    if settings.more and {path.suffix for path in (source, *settings.more)} != {".json"}:
+        raise ConfigError(
+            "several sources are fitted together where all are records of runs (.json); give one otherwise"
+        )
     if source.is_dir():
         return from_tables(source, _machine(settings.base, "kernel tables say neither model nor GPU"), options)
     if not source.is_file():
@@ -68,8 +72,8 @@ def calibrate_simulator(settings: CalibrationSettings) -> CalibrationReport:
         machine = _machine(base, "a request log says nothing of kernels")
         return from_log(source, str(base), machine, options)
     if source.suffix == ".json":
-        run = read_run(source, options.arm)
-        return from_run(run, None if settings.base is None else parse_target(settings.base), str(source))
+        runs = [run for file in (source, *settings.more) for run in read_runs(file, options.arm)]
+        return from_runs(runs, None if settings.base is None else parse_target(settings.base), str(source))
     raise ConfigError(f"{str(source)!r} is neither a folder nor .json nor .jsonl; calibrate reads {_SOURCES}")
 
 
@@ -99,46 +103,51 @@ def from_tables(folder: Path, base: Machine, options: CalibrateOptions) -> Calib
     )
 
 
-def from_run(run: RunRecord, base: Machine | None, where: str) -> CalibrationReport:
-    """Fit a machine to the steps of a recorded run of a real backend.
+def from_runs(runs: Sequence[RunRecord], base: Machine | None, where: str) -> CalibrationReport:
+    """Fit a machine to the steps of recorded runs of a real backend.
 
     Args:
-        run: its record.
-        base: where the fit starts; None: the model is the run's, and nothing is known of the machine.
+        runs: their records, at least one, all of one backend.
+        base: where the fit starts; None: the model is the runs', and nothing is known of the machine.
         where: the file, for messages.
 
     Raises:
-        ConfigError: the run was simulated, has too few steps, or its model is unknown.
+        ConfigError: a run was simulated, they are of several backends, have too few steps, or their model is unknown.
     """
-    if run.virtual_time:
-        raise ConfigError(f"{where}: {run.backend} has simulated time; record a run on cpu or cuda")
-    shape = base.shape if base is not None else _model_of(run, where)
-    steps = recorded_steps(run.steps, run.requests)
+    first = runs[0]
+    for run in runs:
+        if run.virtual_time:
+            raise ConfigError(f"{where}: {run.backend} has simulated time; record a run on cpu or cuda")
+        if run.backend != first.backend:
+            raise ConfigError(f"{where}: runs of {first.backend} and {run.backend} cannot be fitted together")
+    shape = base.shape if base is not None else _model_of(first, where)
+    steps = [step for run in runs for step in recorded_steps(run.steps, run.requests)]
     if not steps:
         raise ConfigError(f"{where}: no step of the run can be told from its records; record a longer run")
-    limits = run.limits
-    device = run.backend.partition(":")[0]
+    limits = first.limits
     if base is None:
         memory = memory_for(
             shape, limits.num_blocks, limits.block_size, limits.max_num_batched_tokens, limits.max_num_seqs
         )
-        start = plain_machine(device, shape, steps, memory)
+        start = plain_machine(first.backend.partition(":")[0], shape, steps, memory)
     else:
         start = base.gpu
     done = fit_steps(shape, steps, start, base.tensor_parallel if base is not None else 1)
-    source = f"steps of a run of {run.backend} under {run.policy} on {run.workload.get('name', 'a workload')}"
+    said = "; ".join(f"{run.policy} on {run.workload.get('name', 'a workload')}" for run in runs)
+    source = f"recorded steps of {first.backend}: {said}"
     terms = {
         term: {"source": source, "residual": judged(done.held_out), "date": _today()}
         for term in dict.fromkeys(name.partition(".")[0] for name in done.constants)
     }
     gpu = _updated(done.gpu, terms)
-    left_out = len(run.steps) - len(steps)
+    num_steps = sum(len(run.steps) for run in runs)
     notes = [
         f"fitted to {len(steps)} {source}; every fifth was kept from it",
         f"the sum of those kept is predicted {100 * abs(done.total):.1f}% too {'long' if done.total > 0 else 'short'}",
     ]
-    if left_out:
-        notes.append(f"{left_out} of {len(run.steps)} steps were left out: their batch is not certain from the records")
+    if len(steps) < num_steps:
+        left_out = num_steps - len(steps)
+        notes.append(f"{left_out} of {num_steps} steps were left out: their batch is not certain from the records")
     beyond = steps_covered(steps)
     return CalibrationReport(
         done.held_out,
@@ -181,10 +190,22 @@ def from_log(file: Path, target: str, base: Machine, options: CalibrateOptions) 
 
 
 def read_run(file: Path, arm: str | None = None) -> RunRecord:
-    """A run of a file that ``batchwright run --json`` or ``ab --json`` wrote.
+    """The one run of a file that ``batchwright run --json`` wrote, or an arm of one by ``ab --json``.
 
     Raises:
         ConfigError: it is no such file, or holds several runs and ``arm`` names none.
+    """
+    runs = read_runs(file, arm)
+    if len(runs) > 1:
+        raise ConfigError(f"{str(file)!r} holds the arms {', '.join(run.arm for run in runs)}; name one")
+    return runs[0]
+
+
+def read_runs(file: Path, arm: str | None = None) -> list[RunRecord]:
+    """The runs of a file that ``batchwright run --json`` or ``ab --json`` wrote, all or those of one arm.
+
+    Raises:
+        ConfigError: it is no such file, or holds no run of that arm.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -194,13 +215,10 @@ def read_run(file: Path, arm: str | None = None) -> RunRecord:
         raise ConfigError(
             f"{str(file)!r} holds no run's records ({e}); write them with batchwright run ... --json FILE.json"
         ) from None
-    if arm is None and len(runs) == 1:
-        return runs[0]
-    for run in runs:
-        if run.arm == arm:
-            return run
-    arms = ", ".join(run.arm for run in runs)
-    raise ConfigError(f"{str(file)!r} holds the arms {arms}; name one with --arm")
+    chosen = [run for run in runs if arm in (None, run.arm)]
+    if not chosen:
+        raise ConfigError(f"{str(file)!r} holds the arms {', '.join(run.arm for run in runs)}, and no {arm!r}")
+    return chosen
 
 
 def judged(residuals: Mapping[str, Residual]) -> str:

@@ -17,7 +17,12 @@ _ROUNDS = 200
 
 
 def least_squares(
-    predict: Callable[[Mapping[str, float]], Floats], start: Mapping[str, float], measured_s: Floats
+    predict: Callable[[Mapping[str, float]], Floats],
+    start: Mapping[str, float],
+    measured_s: Floats,
+    *,
+    weights: Floats | None = None,
+    prior: float = 0.0,
 ) -> dict[str, float]:
     """Constants that predict measured times best, by relative error.
 
@@ -28,27 +33,32 @@ def least_squares(
         predict: seconds of every row, float64[n], from the constants.
         start: first guess of each constant, above 0.
         measured_s: float64[n], seconds.
+        weights: float64[n], how much each row counts; None: all the same.
+        prior: what it costs that a constant differs from its guess by a factor e, as an error of one row: keeps
+            constants near it of which the rows say nothing. 0: nothing.
     """
     names = list(start)
+    guess = np.log(np.array([start[name] for name in names], dtype=np.float64))
     target = np.log(measured_s)
+    counts = np.concatenate([np.ones(len(target)) if weights is None else weights, np.ones(len(names))])
 
     def errors(logs: Floats) -> Floats:
         times = predict(dict(zip(names, np.exp(logs).tolist(), strict=True)))
-        return np.asarray(np.log(times) - target, dtype=np.float64)
+        return np.concatenate([np.log(times) - target, prior * (logs - guess)])
 
-    at = np.log(np.array([start[name] for name in names], dtype=np.float64))
+    at = guess
     error = errors(at)
-    loss, damping = huber(error), 1e-2
+    loss, damping = huber(error, counts), 1e-2
     for _ in range(_ROUNDS):
         slopes = np.stack([(errors(at + _STEP * unit) - error) / _STEP for unit in np.eye(len(names))], axis=1)
-        weights = huber_weights(error)
-        curvature, gradient = (slopes * weights[:, None]).T @ slopes, (slopes * weights[:, None]).T @ error
+        pull = (slopes * (counts * huber_weights(error))[:, None]).T
+        curvature, gradient = pull @ slopes, pull @ error
         scale = np.diag(np.diag(curvature) + 1e-12)
         gain = 0.0
         while damping < 1e12:
             step: Floats = np.linalg.solve(curvature + damping * scale, -gradient).astype(np.float64).clip(-1.0, 1.0)
             tried = errors(at + step)
-            gain = loss - huber(tried)
+            gain = loss - huber(tried, counts)
             if gain > 0:  # false for a NaN as well
                 at, error, loss, damping = at + step, tried, loss - gain, max(damping / 5, 1e-9)
                 break
@@ -63,10 +73,10 @@ def huber_weights(error: Floats) -> Floats:
     return np.asarray(np.minimum(1.0, _OUTLIER / np.maximum(np.abs(error), 1e-12)), dtype=np.float64)
 
 
-def huber(error: Floats) -> float:
-    """Huber's loss: the square of an error up to 20%, its size beyond."""
+def huber(error: Floats, counts: Floats | float = 1.0) -> float:
+    """Huber's loss, in which each error counts so often: the square of an error up to 20%, its size beyond."""
     size = np.abs(error)
-    return float(np.where(size < _OUTLIER, error**2 / 2, _OUTLIER * (size - _OUTLIER / 2)).sum())
+    return float((counts * np.where(size < _OUTLIER, error**2 / 2, _OUTLIER * (size - _OUTLIER / 2))).sum())
 
 
 def residual(predicted_s: Sequence[float] | Floats, measured_s: Sequence[float] | Floats) -> Residual:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ MIN_STEPS = 40
 """Fewer steps do not tell the constants apart."""
 _MAX_STEPS = 1000  # that one fit looks at; more of them say little more and take longer
 _TINY_S = 1e-9  # where a constant of the host starts that may be nothing
+_PRIOR = 0.01
+_POWERS = (1.0, 32.0)  # sum, and maximum: beyond them a power says nothing more
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def plain_machine(name: str, shape: ModelShape, steps: Sequence[RecordedStep], m
             "elementwise": {"layer_floor_s": 0.0, "bandwidth": bandwidth},
             "sampling": {"floor_s": 0.0, "logits_per_s": bandwidth / 4, "power": 1.0, **assumed},
             "all_reduce": {"latency_s": 0.0, "bandwidth": bandwidth, "source": "assumed: one device"},
-            "host": {"step_s": fastest / 10, "request_s": fastest / 1000},
+            "host": {"step_s": fastest / 10, "request_s": fastest / 100},
         }
     )
 
@@ -126,7 +129,9 @@ def fit_steps(shape: ModelShape, steps: Sequence[RecordedStep], start: Gpu, tens
         model = CostModel(shape, _with(start, constants), tensor_parallel)
         return np.array([model.step_s(load) for load in loads], dtype=np.float64)
 
-    constants = least_squares(predict, guess, np.array([step.time_s for step in seen]))
+    constants = least_squares(
+        predict, guess, np.array([step.time_s for step in seen]), weights=_weights(seen), prior=_PRIOR
+    )
     slower = sum(step.time_s for step in seen) / float(predict(constants).sum())
     gpu = _slowed(_with(start, constants), slower)
     final = CostModel(shape, gpu, tensor_parallel)
@@ -138,6 +143,13 @@ def fit_steps(shape: ModelShape, steps: Sequence[RecordedStep], start: Gpu, tens
         _residuals(final, train),
         sum(final.step_s(_load(final, step)) for step in held_out) / measured - 1,
     )
+
+
+def _weights(steps: Sequence[RecordedStep]) -> Floats:
+    """How much each step counts: n steps of a kind and size count as the root of n, so that rare ones are heard."""
+    kinds = [(step.regime, step.num_tokens.bit_length()) for step in steps]
+    found = Counter(kinds)
+    return np.array([found[kind] ** -0.5 for kind in kinds], dtype=np.float64)
 
 
 def _load(cost: CostModel, step: RecordedStep) -> StepLoad:
@@ -158,6 +170,8 @@ def _with(gpu: Gpu, constants: Mapping[str, float]) -> Gpu:
     by_term: dict[str, dict[str, float]] = {}
     for name, value in constants.items():
         term, _, constant = name.partition(".")
+        if constant == "power":
+            value = min(max(value, _POWERS[0]), _POWERS[1])
         by_term.setdefault(term, {})[constant] = value
     return gpu.model_copy(
         update={term: getattr(gpu, term).model_copy(update=values) for term, values in by_term.items()}

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE",
-            help="What was measured: a folder or a file.",
-        ),
-    ],
+    source: Annotated[list[Path], typer.Argument(metavar="SOURCE", help="What was measured: a folder or files.")],
     base: Annotated[
         str | None,
         typer.Option("--base", metavar="MACHINE", help="Where the fit starts: MODEL@GPU[xTP] or FILE.yaml."),
@@ -38,7 +32,7 @@ def calibrate(
         typer.Option("--max-kv-tokens", metavar="N", help="Leave out attention rows that read more tokens than N."),
     ] = None,
     arm: Annotated[
-        str | None, typer.Option("--arm", metavar="NAME", help="Of a file with several runs, the one to fit to.")
+        str | None, typer.Option("--arm", metavar="NAME", help="Of files with several runs, the only one to take.")
     ] = None,
     policy: Annotated[
         str, typer.Option("--policy", metavar="NAME", help="The policy with which a request log is replayed.")
@@ -55,12 +49,13 @@ def calibrate(
     \b
     Examples:
       batchwright calibrate tables/ --base llama-3.1-8b@h100 --out mine.yaml
-      batchwright calibrate run.json --out this-machine.yaml
+      batchwright calibrate alone.json crowd.json --out this-machine.yaml
       batchwright calibrate requests.jsonl --base mine.yaml --out served.yaml
 
     SOURCE is one of three. A folder of kernel tables fits what a GPU computes. The records of a run on cpu or cuda
-    (batchwright run --backend cpu:MODEL --json run.json) fit that machine as a whole. The request log of a vLLM run
-    fits the time that its host adds to a step, and replays it for that: give as --base the machine with its kernels.
+    (batchwright run --backend cpu:MODEL --json run.json) fit that machine as a whole; several runs fit it together. The
+    request log of a vLLM run fits the time that its host adds to a step, and replays it for that: give as --base the
+    machine with its kernels.
 
     It prints the error of each regime on rows that the fit did not see (every fifth), what it was fitted to, and where
     its predictions go beyond what was measured. --out writes a file for --backend sim:FILE.
@@ -83,7 +78,7 @@ def calibrate(
         able = ", ".join(sorted(name for name, entry in backends.items() if entry.calibrate is not None))
         raise ConfigError(f"--backend {backend}: it has no constants to fit; those that have: {able or 'none'}")
     options = {"files": files, "max_kv_tokens": max_kv_tokens, "arm": arm, "policy": policy}
-    report = fit(CalibrationSettings(source, base, options))
+    report = fit(CalibrationSettings(source[0], base, options, tuple(source[1:])))
     _print(make_console(quiet), report)
     if out is not None:
         out.write_text(report.text, encoding="utf-8")

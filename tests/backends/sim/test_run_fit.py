@@ -12,7 +12,7 @@ from batchwright.calibration import CalibrationSettings
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError
 from batchwright.lab import RunRecord, load_workload, run_arm
-from batchwright_backends.sim.calibrator import calibrate_simulator, from_run
+from batchwright_backends.sim.calibrator import calibrate_simulator, from_runs
 from batchwright_backends.sim.machine_file import as_yaml
 from batchwright_backends.sim.models import find_model
 from batchwright_backends.sim.recorded_steps import recorded_steps
@@ -81,7 +81,7 @@ def tpot_s(record: RunRecord) -> float:
 
 
 def test_a_run_on_other_requests_is_predicted(machine: str, tmp_path: Path) -> None:
-    report = from_run(real(run(machine, LEARNT)), None, "run.json")
+    report = from_runs([real(run(machine, LEARNT))], None, "run.json")
     assert set(report.held_out) >= {"decode", "mixed", "all"}
     assert report.held_out["all"].mean < 0.02
     mine = tmp_path / "mine.yaml"
@@ -91,19 +91,31 @@ def test_a_run_on_other_requests_is_predicted(machine: str, tmp_path: Path) -> N
     assert predicted.duration_s == pytest.approx(truth.duration_s, rel=0.04)
 
 
+def test_several_runs_are_fitted_together(machine: str) -> None:
+    few = real(run(machine, "synthetic:rate=1,n=12,prompt=40,output=30,seed=4"))
+    many = real(run(machine, "synthetic:rate=inf,n=40,prompt=uniform(100,300),output=uniform(20,60),seed=4"))
+    report = from_runs([few, many], None, "run.json")
+    assert report.notes[0].startswith(f"fitted to {len(few.steps) + len(many.steps)} recorded steps of cpu:{MODEL}: ")
+    assert report.held_out["all"].mean < 0.02
+    many.backend = "cpu:qwen3-0.6b"
+    with pytest.raises(ConfigError, match=f"runs of cpu:{MODEL} and cpu:qwen3-0.6b cannot be fitted together"):
+        from_runs([few, many], None, "run.json")
+
+
 def test_the_pool_of_a_fitted_machine_is_the_recorded_one(machine: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text(from_run(real(run(machine, LEARNT)), None, "run.json").text)
+    mine.write_text(from_runs([real(run(machine, LEARNT))], None, "run.json").text)
     again = run(str(mine), LEARNT, num_blocks=None)
     assert again.limits.num_blocks == 2000
 
 
 def test_constants_that_a_run_tells_apart_are_found(machine: str) -> None:
     record = run(machine, LEARNT)
-    report = from_run(real(record), None, "run.json")
+    report = from_runs([real(record)], None, "run.json")
     found = parse_target_text(report.text)
-    assert found["host"]["step_s"] == pytest.approx(2e-3, rel=0.2)
-    assert found["decode_attention"]["bandwidth"] == pytest.approx(5e9, rel=0.2)
+    assert found["host"]["step_s"] == pytest.approx(2e-3, rel=0.3)  # reading weights is nearly a constant too
+    assert found["decode_attention"]["bandwidth"] == pytest.approx(5e9, rel=0.1)
+    assert found["gemm"]["flops"] == pytest.approx(3e11, rel=0.2)
 
 
 def parse_target_text(text: str) -> dict[str, dict[str, float]]:
@@ -135,7 +147,7 @@ def test_a_disturbed_machine_is_fitted_and_its_sum_is_right(machine: str) -> Non
         assert request.first_scheduled_ns is not None
         request.first_scheduled_ns = starts[request.first_scheduled_ns]
         request.finish_ns = request.token_times_ns[-1]
-    report = from_run(record, None, "run.json")
+    report = from_runs([record], None, "run.json")
     (total,) = [note for note in report.notes if note.startswith("the sum of those kept")]
     assert float(total.partition("predicted ")[2].partition("%")[0]) < 5
 
@@ -143,14 +155,14 @@ def test_a_disturbed_machine_is_fitted_and_its_sum_is_right(machine: str) -> Non
 def test_what_cannot_be_fitted_is_refused(machine: str) -> None:
     record = run(machine, LEARNT)
     with pytest.raises(ConfigError, match="simulated time; record a run on cpu or cuda"):
-        from_run(record, None, "run.json")
+        from_runs([record], None, "run.json")
     short = real(run(machine, "synthetic:rate=inf,n=2,prompt=20,output=4,seed=1"))
     with pytest.raises(ConfigError, match=r"has \d+ steps whose batch is certain, and a fit needs 40"):
-        from_run(short, None, "run.json")
+        from_runs([short], None, "run.json")
     record = real(record)
     record.backend = "cpu:nobody/nothing"
     with pytest.raises(ConfigError, match=r"the shape of 'nobody/nothing' is not known.*--base"):
-        from_run(record, None, "run.json")
+        from_runs([record], None, "run.json")
 
 
 def test_a_start_from_nothing_follows_the_extremes(machine: str) -> None:
