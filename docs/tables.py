@@ -236,6 +236,61 @@ def peers_on_cpu() -> str:
     return table(("requests", "Batchwright", *heads, "ours / vLLM", "ours / transformers"), rows)
 
 
+def _sim_speed_rows(unit: str) -> list[Mapping[str, Any]]:
+    """The committed figures of ``benchmarks/sim_speed.py``."""
+    figures = json.loads((FOLDER.parent / "benchmarks" / "results" / "sim_speed.json").read_text(encoding="utf-8"))
+    return [row for row in figures["rows"] if row["unit"] == unit]
+
+
+def sim_speed() -> str:
+    """Requests a second, beside DynoSim."""
+    rows = []
+    for row in _sim_speed_rows("requests/s"):
+        medians, ratios = row["medians"], row["ratios"]
+        rows.append(
+            [
+                row["row"],
+                f"{row['num_steps']:,}",
+                f"{row['mean_batch']:.0f}",
+                f"{medians['step by step']:,.0f}",
+                f"{medians['with leaps']:,.0f}",
+                f"{row['share_leapt']:.0%}",
+                f"{medians['dynosim']:,.0f}",
+                f"{ratios['step by step/dynosim']:.2f}",
+                f"{ratios['with leaps/dynosim']:.2f}",
+            ]
+        )
+    heads = ("arrivals", "steps", "decodes a step", "step by step", "with leaps", "steps leapt", "DynoSim")
+    return table((*heads, "step by step / its", "with leaps / its"), rows)
+
+
+def sim_growth() -> str:
+    """Cost of a request and memory, by number of requests."""
+    rows = [
+        [row["row"], f"{row['medians']['a request']:.0f} µs", f"{row['seconds']:.0f} s", f"{row['peak_mib']:.0f} MiB"]
+        for row in _sim_speed_rows("µs")
+    ]
+    return table(("requests", "a request", "all", "memory at the peak"), rows)
+
+
+def fleet_mooncake() -> str:
+    """The committed figures of ``benchmarks/fleet_mooncake.py``: routers in rows, for each size of the KV pools."""
+    figures = json.loads((FOLDER.parent / "benchmarks" / "results" / "fleet_mooncake.json").read_text(encoding="utf-8"))
+    rows = []
+    for size in figures["sizes"]:
+        tokens = f"{next(iter(size['routers'].values()))['kv_tokens'] / size['replicas'] / 1000:,.0f}k"
+        for router, found in size["routers"].items():
+            cells = [f"{100 * found['cache_hit_rate']:.1f}"]
+            cells += [
+                f"{found[name]:,.0f}" for name in ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_e2el_ms")
+            ]
+            rows.append([tokens, code(router), *cells, f"{found['busy_imbalance']:.3f}"])
+        bounds = f"one cache of their size: {100 * size['pooled']:.1f}; without a bound: {100 * size['unbounded']:.1f}"
+        rows.append([tokens, "", bounds, "", "", "", "", ""])
+    heads = ("hits (%)", "mean TTFT (ms)", "median", "p99", "mean E2EL (ms)", "busiest / mean")
+    return table(("KV tokens of a replica", "router", *heads), rows)
+
+
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
     return {
@@ -254,6 +309,8 @@ def makers() -> dict[str, Callable[[], str]]:
         "models": models,
         "scheduler cost": scheduler_cost,
         "peers_cpu": peers_on_cpu,
+        "sim speed": sim_speed,
+        "sim growth": sim_growth,
         **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},
     }
 

@@ -12,6 +12,7 @@ from batchwright.version import HOOKSPEC_VERSION, __version__
 if TYPE_CHECKING:
     from batchwright.async_engine import AsyncEngine
     from batchwright.backend import (
+        Ahead,
         Backend,
         BackendEntry,
         BackendSettings,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     )
     from batchwright.hookspecs import HOLD, Refusal, hookimpl
     from batchwright.lazy_heap import LazyHeap
+    from batchwright.leap import Leap
     from batchwright.limits import Limits
     from batchwright.llm import LLM
     from batchwright.logprobs import TokenLogprobs
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AsyncEngine": "batchwright.async_engine",
+    "Ahead": "batchwright.backend",
     "Backend": "batchwright.backend",
     "BackendEntry": "batchwright.backend",
     "BackendSettings": "batchwright.backend",
@@ -87,6 +90,7 @@ _HOME = {
     "Refusal": "batchwright.hookspecs",
     "hookimpl": "batchwright.hookspecs",
     "LazyHeap": "batchwright.lazy_heap",
+    "Leap": "batchwright.leap",
     "Limits": "batchwright.limits",
     "LLM": "batchwright.llm",
     "Need": "batchwright.need",
@@ -112,6 +116,7 @@ __all__ = [
     "HOOKSPEC_VERSION",
     "LLM",
     "SLO",
+    "Ahead",
     "AsyncEngine",
     "Backend",
     "BackendEntry",
@@ -131,6 +136,7 @@ __all__ = [
     "InfeasibleRequestError",
     "InvalidRequestError",
     "LazyHeap",
+    "Leap",
     "Limits",
     "Need",
     "Ordered",

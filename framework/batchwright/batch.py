@@ -7,9 +7,9 @@ An array is built when it is first read and kept: read what you need before the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from batchwright.request import Request
 
 if TYPE_CHECKING:
     from batchwright.roster import Roster
+    from batchwright.roster_arrays import RosterArrays
 
 Ints = NDArray[np.int32]
 
@@ -46,6 +47,57 @@ class SamplingArrays:
     seed: NDArray[np.uint64]
     output_index: NDArray[np.int64]
     logprobs: Ints
+
+
+class Row(NamedTuple):
+    """A row of a batch.
+
+    Attributes:
+        num_computed: its tokens whose K and V exist before the step.
+        num_scheduled: its tokens in this step.
+        samples: whether it samples.
+        seed, output_index: as in :class:`SamplingArrays`.
+    """
+
+    num_computed: int
+    num_scheduled: int
+    samples: bool
+    seed: int
+    output_index: int
+
+
+class Riders:
+    """The first rows of a batch, where they are decodes that go on together.
+
+    Attributes:
+        who: the same object in two batches: the same rows.
+        when: how far they are: between two batches with the same ``who`` each row grows by the difference.
+    """
+
+    __slots__ = ("_arrays", "when", "who")
+
+    def __init__(self, who: NDArray[np.intp], when: int, arrays: RosterArrays) -> None:
+        self.who = who
+        self.when = when
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.who)
+
+    @property
+    def context_lens(self) -> Ints:
+        """int32[n]: see ``Batch``."""
+        return self._arrays.lengths(self.who, self.when)
+
+    @property
+    def seeds(self) -> NDArray[np.uint64]:
+        """uint64[n]: see ``SamplingArrays``."""
+        return self._arrays.sampling("seed", self.who)
+
+    @property
+    def output_indices(self) -> NDArray[np.int64]:
+        """int64[n]: see ``SamplingArrays``."""
+        return self._arrays.num_outputs(self.who, self.when)
 
 
 class Batch:
@@ -87,6 +139,18 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def riders(self) -> Riders | None:
+        """Its first rows, where they are decodes that go on together."""
+        return Riders(self._order, self._steps, self._roster.arrays) if self._roster is not None else None
+
+    def rows_behind(self) -> Iterator[Row]:
+        """The rows behind the riders, as plain numbers: for a backend that needs little, and of few rows."""
+        for request, num in zip(self._others, self._counts, strict=True):
+            first = request.num_computed
+            samples = first + num == request.num_tokens
+            yield Row(first, num, samples, request._seed, request.num_output_tokens)
 
     def keep(self) -> None:
         """Make the arrays now: somebody of the batch is about to lose its blocks."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.prefix_index import PrefixIndex
 from batchwright.request import RESIDENT, Request
 
-_MANY = 100
+_MANY = 40
 """Blocks from which on they are freed together: fewer cost less one by one."""
 
 
@@ -29,6 +30,7 @@ class BlockManager:
         block_size: tokens of a block.
         cache: settings of the prefix cache.
         index: what is in the blocks, and which of them can be shared.
+        looked_up: waiting requests whose prefix was looked up since the last step began, and what was found first.
 
     Raises:
         ConfigError: the pool is empty, or the block size below 1.
@@ -50,6 +52,7 @@ class BlockManager:
         self._all_references: NDArray[np.int32] = np.frombuffer(self._references, dtype=np.int32)  # the same memory
         self.index = self.index_class(num_blocks, block_size, self.cache)
         self._registered = self.index.registered
+        self.looked_up: dict[Request, array[int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -73,6 +76,7 @@ class BlockManager:
             self._free.remove_all(blocks if not references.any() else blocks[references == 0])
             self._all_references[blocks] = references + 1  # no block is twice in a prefix
             request.block_table.extend(hits)
+        self.looked_up.pop(request, None)
         request._num_registered = len(hits)
         request._room = len(hits) * self.block_size
         request._hits, request._hit_key = array("i"), None
@@ -92,6 +96,10 @@ class BlockManager:
     def append_each(self, requests: Sequence[Request]) -> None:
         """Give each of these residents one further block, in this order; there must be as many free."""
         size = self.block_size
+        if len(requests) == 1:
+            requests[0].block_table.append(self._take_one())
+            requests[0]._room += size
+            return
         for request, block in zip(requests, self._take(len(requests)), strict=True):
             request.block_table.append(block)
             request._room += size
@@ -104,6 +112,13 @@ class BlockManager:
             if registered[block]:
                 self.index.unregister(block)
         return blocks
+
+    def _take_one(self) -> int:
+        block = self._free.take()
+        self._references[block] = 1
+        if self._registered[block]:
+            self.index.unregister(block)
+        return block
 
     def take_back(self, request: Request, num_blocks: int) -> None:
         """Undo ``append``: the last blocks of a resident become free, last first."""
@@ -164,7 +179,21 @@ class BlockManager:
 
     def lookup(self, request: Request) -> array[int]:
         """The cached blocks of a waiting request's longest prefix; the array belongs to the core."""
-        return self.index.lookup(request) if self._enabled else array("i")
+        if not self._enabled:
+            return array("i")
+        hits = self.index.lookup(request)
+        if request not in self.looked_up:
+            self.looked_up[request] = hits[:]
+        return hits
+
+    def is_as_found(self) -> bool:
+        """Whether a look-up of each of ``looked_up`` finds what it found first."""
+        return all(self.index.lookup(request) == found for request, found in self.looked_up.items())
+
+    def hashes_of_next(self, num_blocks: int) -> list[int]:
+        """Hashes of what is cached in the blocks that are taken next; at least as many must be free."""
+        registered = self._registered
+        return [self.index.hash_of(block) for block in islice(self._free, num_blocks) if registered[block]]
 
     def register(self, request: Request, num_tokens: int) -> list[int]:
         """Make the full blocks among a resident's first ``num_tokens`` tokens answer look-ups; returns the new ones."""

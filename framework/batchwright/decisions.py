@@ -18,7 +18,7 @@ from pluggy import HookImpl
 from batchwright import hookspecs
 from batchwright.active_policy import ActivePolicy
 from batchwright.errors import PluginError, PolicyError
-from batchwright.hookspecs import DECISIONS, IN_STEP, OBSERVERS
+from batchwright.hookspecs import DECISIONS, IN_STEP, OBSERVERS, ROUTING
 from batchwright.neutral import Neutral
 from batchwright.plugin_checks import check_plugin, hook_methods
 
@@ -31,6 +31,7 @@ _ARGUMENTS = {
     "predict_output": ("request",),
     "step_started": ("step",),
     "step_finished": ("step", "result"),
+    "steps_leapt": ("leap",),
     "request_arrived": ("request",),
     "request_admitted": ("step", "request"),
     "request_preempted": ("step", "victim", "request"),
@@ -54,8 +55,8 @@ class Decisions:
         violation: in strict mode, what an observer tried to write to; raised with the next step.
         admission, chunking, reservation, preemption, arrival, predict_output: what to call, or None where nobody
             implements it.
-        step_started, step_finished, request_arrived, request_admitted, request_preempted, request_finished: pairs of a
-            callable and the name of its plugin.
+        step_started, step_finished, steps_leapt, request_arrived, request_admitted, request_preempted,
+            request_finished: pairs of a callable and the name of its plugin.
     """
 
     admission: Decision | None
@@ -66,6 +67,7 @@ class Decisions:
     predict_output: Decision | None
     step_started: tuple[Observer, ...]
     step_finished: tuple[Observer, ...]
+    steps_leapt: tuple[Observer, ...]
     request_arrived: tuple[Observer, ...]
     request_admitted: tuple[Observer, ...]
     request_preempted: tuple[Observer, ...]
@@ -94,7 +96,11 @@ class Decisions:
             raise PluginError(f"plugin {name!r} is registered twice; give one of the two another name")
         check_plugin(plugin, name)
         if not any(hook in (*DECISIONS, *OBSERVERS) for hook, _ in hook_methods(plugin)):
-            raise PluginError(f"plugin {plugin!r} has no hook that could run: mark its methods with @hookimpl")
+            routes = any(hook in ROUTING for hook, _ in hook_methods(plugin))
+            remedy = (
+                "routing runs in a fleet only: set replicas or router" if routes else "mark its methods with @hookimpl"
+            )
+            raise PluginError(f"plugin {plugin!r} has no hook that could run: {remedy}")
         self._build(self.policy, {**self._plugins, name: plugin})
 
     def swap_policy(self, policy: ActivePolicy) -> None:

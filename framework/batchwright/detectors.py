@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import Any
 
 from batchwright.backend import StepResult
 from batchwright.config import DetectorConfig
 from batchwright.hookspecs import hookimpl
+from batchwright.leap import Leap
 from batchwright.request import Request
 from batchwright.step import Step
 
@@ -70,17 +73,40 @@ class Detectors:
     @hookimpl(tryfirst=True)  # so that other observers of the step see what was found
     def step_finished(self, step: Step, result: StepResult) -> None:
         """Look at the step."""
-        self._look_for_thrash(step)
+        self._look_for_thrash(step.events, step.index, step.num_prefill_tokens + step.num_decodes, step.num_recomputed)
         self._look_for_livelock(step)
         oldest = self._watch()
-        if oldest is None:
+        if oldest is not None:
+            self._look_for_starvation(step, oldest)
+
+    @hookimpl(tryfirst=True)
+    def steps_leapt(self, leap: Leap) -> None:
+        """Look at each of the steps."""
+        self._num_vain = 0  # somebody got a token
+        num_tokens = len(leap.requests)
+        if not self._recomputed and self._watch() is None:
+            self._widen(num_tokens, len(leap))
             return
+        for index, end in enumerate(leap.ends_ns, leap.first_index):
+            self._look_for_thrash(leap.events, index, num_tokens, 0)
+            oldest = self._watch()
+            if oldest is not None:
+                self._look_for_starvation(_Instant(index, end, end, leap.events), oldest)
+
+    def _look_for_starvation(self, step: Step | _Instant, oldest: Request) -> None:
         limit_s = self._config.starvation_s
         if self._passes >= self._config.starvation_passes or (
             limit_s is not None and _waited_s(step, oldest) > limit_s
         ):
             waited_s = round(_waited_s(step, oldest), 9)
-            self._report(step, "starvation", request_id=oldest.request_id, num_passes=self._passes, waited_s=waited_s)
+            _report(
+                step.events,
+                step.index,
+                "starvation",
+                request_id=oldest.request_id,
+                num_passes=self._passes,
+                waited_s=waited_s,
+            )
             self._reported.add(oldest)  # once is enough; the next oldest is watched from here on
 
     def _watch(self) -> Request | None:
@@ -93,21 +119,30 @@ class Detectors:
             self._oldest, self._passes = oldest, 0
         return oldest
 
-    def _look_for_thrash(self, step: Step) -> None:
-        tokens = step.num_prefill_tokens + step.num_decodes
-        self._window.append((tokens, step.num_recomputed))
+    def _look_for_thrash(self, events: list[dict[str, Any]], index: int, tokens: int, recomputed: int) -> None:
+        self._window.append((tokens, recomputed))
         self._tokens += tokens
-        self._recomputed += step.num_recomputed
+        self._recomputed += recomputed
         if len(self._window) > self._config.thrash_steps:
             old = self._window.popleft()
             self._tokens -= old[0]
             self._recomputed -= old[1]
-        share = self._recomputed / self._tokens if self._tokens else 0.0
+        if not self._recomputed:
+            return
+        share = self._recomputed / self._tokens
         enough = len(self._window) >= min(_FEWEST_STEPS, self._config.thrash_steps)
         if enough and share > self._config.thrash_share:
-            if step.index >= self._quiet_until:
-                self._report(step, "thrash", recomputed_share=round(share, 6), num_steps=len(self._window))
-            self._quiet_until = step.index + self._config.thrash_steps
+            if index >= self._quiet_until:
+                _report(events, index, "thrash", recomputed_share=round(share, 6), num_steps=len(self._window))
+            self._quiet_until = index + self._config.thrash_steps
+
+    def _widen(self, tokens: int, num_steps: int) -> None:
+        """``_look_for_thrash`` in so many steps, where nothing was recomputed for long."""
+        window = self._window
+        window.extend(repeat((tokens, 0), num_steps))
+        self._tokens += tokens * num_steps
+        for _ in range(len(window) - self._config.thrash_steps):
+            self._tokens -= window.popleft()[0]
 
     def _look_for_livelock(self, step: Step) -> None:
         if step.sampled or step.num_prefill_tokens + step.num_decodes > step.num_recomputed:
@@ -115,7 +150,7 @@ class Detectors:
             return
         self._num_vain += step.num_recomputed
         if self._num_vain > self._config.livelock_pools * step.num_blocks * step.block_size:
-            self._report(step, "livelock", num_recomputed=self._num_vain)
+            _report(step.events, step.index, "livelock", num_recomputed=self._num_vain)
             if self.stop is not None:
                 self.stop(
                     f"{self._num_vain} tokens were recomputed, which is more than {self._config.livelock_pools} pools "
@@ -123,11 +158,21 @@ class Detectors:
                 )
             self._num_vain = 0
 
-    @staticmethod
-    def _report(step: Step, kind: str, **values: Any) -> None:
-        step.events.append({"step": step.index, "kind": kind, **values})
+
+@dataclass(slots=True)
+class _Instant:
+    """A step that was taken with others, as far as starvation goes."""
+
+    index: int
+    now: int
+    end: int
+    events: list[dict[str, Any]]
 
 
-def _waited_s(step: Step, request: Request) -> float:
+def _report(events: list[dict[str, Any]], index: int, kind: str, **values: Any) -> None:
+    events.append({"step": index, "kind": kind, **values})
+
+
+def _waited_s(step: Step | _Instant, request: Request) -> float:
     """Seconds from its arrival to the end of a step; with overlap that is waited for, so ask only where it decides."""
     return ((step.end or step.now) - request.arrival_ns) / 1e9

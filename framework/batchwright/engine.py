@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchwright.backend import Backend, BackendSettings, Capacity, Clock, VirtualClock
+from batchwright.backend import Ahead, Backend, BackendSettings, Capacity, Clock, VirtualClock
 from batchwright.batch import Batch
 from batchwright.config import EngineConfig
 from batchwright.detectors import Detectors
@@ -117,6 +118,7 @@ class Engine:
         self._untold: set[Request] = set()  # of those, who got a token that no output has told
         self.on_abort: Callable[[RequestOutput], None] | None = None
         self._overlap = Overlap(self) if config.overlap else None
+        self._looks_ahead = self.backend.looks_ahead and isinstance(self.backend.clock, VirtualClock)
 
     def _narrow(self, limits: Limits) -> Limits:
         capacity = self.capacity
@@ -232,6 +234,35 @@ class Engine:
         finally:
             self._stepping = False
             self.release(self.scheduler.step)
+
+    def leap(self, until_ns: int | None = None, max_steps: int | None = None, *, whole: bool = False) -> int:
+        """Take the next steps at once, as far as nothing can be decided in them; for those who drive by ``advance``.
+
+        That is possible on a simulator. What comes of them is what single steps would bring; observers of single steps,
+        and requests with stop strings, keep it from happening. It ends before anybody ends, and before blocks run out.
+
+        Args:
+            until_ns: no step starts at this time of the engine's clock or later: when the next request arrives.
+            max_steps: so many steps at most.
+            whole: no step ends after ``until_ns`` either.
+
+        Returns:
+            How many steps were taken; 0: call ``advance``.
+        """
+        if not self._looks_ahead or max_steps == 0:
+            return 0
+        found = self.scheduler.look_ahead()
+        if found is None:
+            return 0
+        batch, most = found
+        now = self.clock.now_ns()
+        ahead = self.backend.look_ahead(batch, most if max_steps is None else min(most, max_steps), until_ns)
+        if ahead is None:
+            return 0
+        if whole and until_ns is not None:
+            num = bisect_right(ahead.ends_ns, until_ns)
+            ahead = Ahead(ahead.token_ids[:num], ahead.ends_ns[:num])
+        return self.scheduler.leap(batch, ahead, now, self.clock.wait_until_ns)
 
     def _overlapped(
         self, overlap: Overlap, *, schedule: bool = True, with_outputs: bool = True

@@ -29,6 +29,15 @@ class FreeList:
         self._all_previous: NDArray[np.int32] = np.frombuffer(self._previous, dtype=np.int32)
         self.count = num_blocks
 
+    def take(self) -> int:
+        """Remove and return the head; there must be one."""
+        following = self._next
+        block = following[-1]
+        head = following[-1] = following[block]
+        self._previous[head] = len(following) - 1
+        self.count -= 1
+        return block
+
     def take_all(self, num_blocks: int) -> list[int]:
         """Remove and return so many from the head. There must be as many: the scheduler counts before it takes."""
         following = self._next

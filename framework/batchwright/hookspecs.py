@@ -19,6 +19,7 @@ from batchwright.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from batchwright.backend import BackendEntry, StepResult
+    from batchwright.leap import Leap
     from batchwright.policy import Policy
     from batchwright.predictor import Predictor
     from batchwright.request import Request
@@ -132,6 +133,15 @@ def step_finished(step: Step, result: StepResult) -> None:
 
 
 @hookspec
+def steps_leapt(leap: Leap) -> None:
+    """Several steps were taken at once; they brought what single steps would have brought (see ``Leap``).
+
+    An observer that has ``step_started`` or ``step_finished`` and not this hook wants every step, and nothing is leapt
+    while it is registered. One that has it is told of a step either here or there. Since 0.1.
+    """
+
+
+@hookspec
 def request_arrived(request: Request) -> None:
     """A request was taken; it waits. Since 0.1."""
 
@@ -195,6 +205,7 @@ IN_STEP = ("admission", "chunking", "reservation", "preemption")
 OBSERVERS = (
     "step_started",
     "step_finished",
+    "steps_leapt",
     "request_arrived",
     "request_admitted",
     "request_preempted",

@@ -256,6 +256,18 @@ class PrefixIndex:
         self._run_of[block] = run
         return [block]
 
+    def next_hash(self, request: Request, tokens: bytes) -> int:
+        """Hash that ``register_next`` would give."""
+        hashes, place = request._hashes, request._num_registered
+        if len(hashes) == place:
+            hashes.append(xxh3_64_intdigest(tokens, hashes[place - 1] if place else 0))
+        return hashes[place]
+
+    def last_hash(self, request: Request) -> int:
+        """Hash of the last block that a request registered; 0: of none."""
+        num = request._num_registered
+        return request._hashes[num - 1] if 0 < num < UNSHARED else 0
+
     def unregister(self, block: int) -> None:
         """Forget the cached content of a block; another block with that content answers from now on."""
         was = self.registered[block]

@@ -57,6 +57,7 @@ class Roster:
         self._early = early
         self._late = blocks.cache.enabled and not early
         self._register = blocks.index.register_next
+        self._next_hash = blocks.index.next_hash
         self._settle_every = max(1, _HALF // blocks.block_size)  # blocks
         self.steps = 0
         self.last_ns: int | None = None
@@ -81,6 +82,8 @@ class Roster:
         self.growing: dict[Request, None] = {}
         self.filling: dict[Request, None] = {}
         self._growing_next: dict[Request, None] = {}
+        self._first_end_of: Rows | None = None  # the order of which ``_first_end`` is true
+        self._first_end = 0
 
     # Who is on it -------------------------------------------------------------------------------------------
 
@@ -187,6 +190,10 @@ class Roster:
         if self._gone:
             self._close_ranks()
         self._flat[self.steps % RECENT :][self._places] = tokens
+        return self.next_step(now)
+
+    def next_step(self, now: int) -> list[Request]:
+        """``advance``, where the tokens are written already."""
         steps = self.steps = self.steps + 1
         self.last_ns = now
         self.growing, self._growing_next = self._growing_next, {}
@@ -199,7 +206,11 @@ class Roster:
         next_due = steps + size if size <= _HALF else 0
         next_time = self._calendar[next_due] if next_due else []
         # Who left and came back meanwhile may stand there twice.
-        for request in sorted({r for r in due if r._due == steps and r._row >= 0}, key=BY_ADMISSION):
+        if len(due) > 1:
+            due = sorted({r for r in due if r._due == steps and r._row >= 0}, key=BY_ADMISSION)
+        elif not due or due[0]._due != steps or due[0]._row < 0:
+            return []
+        for request in due:
             length = steps + request._offset
             if late and (length - 1) // size > request._num_registered:
                 register(request, block_tokens(request))
@@ -264,6 +275,42 @@ class Roster:
                 fresh[request] = register(request, self.block_tokens(request))
             if length == request._room:
                 self._growing_next[request] = None
+
+    # Several steps at once ------------------------------------------------------------------------------------
+
+    @property
+    def most_ahead(self) -> int:
+        """Steps whose tokens can be written ahead: more would overwrite some that are not settled."""
+        return max(1, RECENT // 4)
+
+    def num_steps_to_end(self) -> int:
+        """In how many steps somebody may end by its length; there must be somebody."""
+        order = self.order
+        if self._first_end_of is not order:
+            self._first_end_of = order
+            self._first_end = min(r._end - r._offset for r in self._riders if r is not None)
+        return self._first_end - self.steps
+
+    def write_ahead(self, tokens: NDArray[np.uint32]) -> None:
+        """Tokens of the next steps, for ``next_step``: uint32[steps, count], rows in order of admission."""
+        order, place = self.order, self.steps % RECENT
+        first = tokens[: RECENT - place]
+        self._tokens[order, place : place + len(first)] = first.T
+        if len(first) < len(tokens):
+            self._tokens[order, : len(tokens) - len(first)] = tokens[len(first) :].T
+
+    def due_next(self) -> Sequence[Request]:
+        """Whom the end of the next step looks at; some of them may have left."""
+        return self._calendar.get(self.steps + 1, ())
+
+    def hashes_to_fill(self) -> list[int]:
+        """Hashes of the blocks that ``fill`` would register."""
+        size, next_hash = self._size, self._next_hash
+        return [
+            next_hash(request, self.block_tokens(request))
+            for request in self.filling
+            if (self.steps + request._offset) // size > request._num_registered
+        ]
 
     # Tokens -------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from xxhash import xxh3_64_intdigest
-
 from batchwright.active_policy import ActivePolicy
 from batchwright.awaited import Awaited, AwaitedResult, OverlappedBlocks, OverlappedStep
-from batchwright.backend import StepResult
+from batchwright.backend import Ahead, StepResult
 from batchwright.batch import Batch
 from batchwright.batch_builder import BatchBuilder
 from batchwright.block_manager import BlockManager
@@ -24,27 +22,25 @@ from batchwright.errors import (
     ConfigError,
     PluginError,
     PolicyError,
-    RefusedRequestError,
     UnknownRequestError,
 )
 from batchwright.feasibility import Feasibility
-from batchwright.hookspecs import Refusal
+from batchwright.intake import Intake
+from batchwright.leap import Leaper, last_step
 from batchwright.limits import Limits
 from batchwright.logprobs import TokenLogprobs
 from batchwright.neutral import Neutral
 from batchwright.policy import Policy
 from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
-from batchwright.request import RESIDENT, UNKNOWN, WAITING, Request
+from batchwright.request import UNKNOWN, Request
 from batchwright.resolve import default_policy, resolve_policy
 from batchwright.results import Over, checked_tokens, take_results, unknown_tokens
-from batchwright.roster import NOBODY
 from batchwright.rules import Rules
 from batchwright.settlement import Settlement
 from batchwright.state import State
 from batchwright.step import Step
-
-_NO_IDS: frozenset[int] = frozenset()
+from batchwright.step_end import StepEnd
 
 
 class Scheduler:
@@ -112,16 +108,19 @@ class Scheduler:
             self._hooks.register(plugin)
         self._state = State(self.limits, self.blocks, self._hooks, seed, predict_s)
         self._builder = BatchBuilder(self._state)
+        self._step_end = StepEnd(self._state, self._builder)
+        self._leaper = Leaper(self._state)
         self.waiting, self.running = self._state.waiting, self._state.running
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size if vocab_size is not None else 2**31
-        self._seed = seed
         self._num_steps = 0
-        self._num_arrivals = 0
         self._batch: Batch | None = None
         self.num_policy_faults = 0
         self.step = Step(self._state, 0, 0)
         self._feasible = Feasibility(self.limits, self.blocks, vocab_size)
+        self._intake = Intake(
+            self._state, self._feasible, eos_token_ids=self._eos, seed=seed, on_fault=self._policy_fault
+        )
         self._take_policy(self._hooks.policy)
 
     # Requests -----------------------------------------------------------------------------------------------
@@ -135,6 +134,11 @@ class Scheduler:
     def policy(self) -> ActivePolicy:
         """The active policy."""
         return self._hooks.policy
+
+    @property
+    def num_arrivals(self) -> int:
+        """Requests that were taken since the start."""
+        return self._intake.num_arrivals
 
     def has_unfinished(self) -> bool:
         """Whether anybody waits or is resident."""
@@ -164,51 +168,7 @@ class Scheduler:
             RefusedRequestError: a policy's ``arrival`` hook refused it.
         """
         self._not_while_building()
-        max_tokens = self._feasible.check(request, self._state.requests, num_output_tokens)
-        request.max_tokens = max_tokens
-        if self._hooks.predict_output is not None and request.predicted_output_tokens is None:
-            self._predict(request)
-        answer: bool | Refusal = True
-        try:
-            answer = self._rules.arrival(request, self._num_steps)
-        except PolicyError as error:
-            if self._on_policy_error == "raise":
-                raise
-            self._policy_fault(error)
-        if isinstance(answer, Refusal):
-            raise RefusedRequestError(
-                f"request {request.request_id!r} was refused by policy {self._hooks.who('arrival')!r}: {answer.reason}",
-                answer.reason,
-            )
-        params = request.sampling_params
-        length = max_tokens if num_output_tokens is None else min(max_tokens, num_output_tokens)
-        request._end = request.num_prompt_tokens + length
-        stop_ids = self._eos if not params.ignore_eos else _NO_IDS
-        request._stop_ids = stop_ids.union(params.stop_token_ids) if params.stop_token_ids else stop_ids
-        request._seed = (
-            params.seed if params.seed is not None else xxh3_64_intdigest(request.request_id.encode(), self._seed)
-        )
-        request._stop_check = stop_check
-        request._roster = self._state.roster
-        self._state.stop_ids |= request._stop_ids
-        self._state.num_stop_checks += request._stop_check is not None
-        self._state.num_logprobs += request._logprobs is not None
-        request.arrival_index = self._num_arrivals
-        self._num_arrivals += 1
-        request._state = WAITING
-        self._state.steady = False
-        self._state.requests[request.request_id] = request
-        self._state.queue[request] = None
-        if self._hooks.request_arrived:
-            self._state.tell(self._hooks.request_arrived, request)
-
-    def _predict(self, request: Request) -> None:
-        try:
-            request.predicted_output_tokens = self._rules.prediction(request, self._num_steps)
-        except PolicyError as error:
-            if self._on_policy_error == "raise":
-                raise
-            self._policy_fault(error)
+        self._intake.take(request, self._rules, self._num_steps, num_output_tokens, stop_check)
 
     def abort(self, request_id: str, *, error: str | None = None) -> Request:
         """End a request at once, whatever it is doing; its blocks are free when this returns.
@@ -261,11 +221,12 @@ class Scheduler:
         if hooks.violation is not None:
             self._raise_violation()
         step = self.step = self._step_class(self._state, now, self._num_steps)
+        self.blocks.looked_up.clear()
         if self._state.awaited is not None:
             self._state.awaited.ahead = step
         self._num_steps += 1
         if self._state.events:
-            self._gather_events(step)  # from between two steps
+            self._state.gather_events(step)  # from between two steps
         if hooks.step_started:
             self._state.tell(hooks.step_started, step)
             if not self._state.requests:  # an observer aborted the last one: there is no step
@@ -315,12 +276,12 @@ class Scheduler:
                 raise violation
             self._builder.build(step, self._rules)
         except BaseException as error:
-            self._state.steady = False
+            self._state.still = False
             self._builder.undo(step)
-            if not isinstance(error, PolicyError) or self._on_policy_error == "raise":
+            if not isinstance(error, PolicyError):
                 raise
             self._policy_fault(error)
-            self._state.steady = step._by_policy = False
+            self._state.still = step._by_policy = False
             try:
                 self._builder.build(step, self._fallback_rules(), fallback=True)
             except BaseException:
@@ -366,44 +327,10 @@ class Scheduler:
             for request in step.batch:
                 for block in step._fresh.get(request, ()) if request.request_id in failed else ():
                     self.blocks.unregister(block)
-        self._advance(step, over)
-        elapsed = now - step.now
-        self._tell_end(step, over, StepResult(list(ids), elapsed, failed or {}, logprobs))
-        return step
-
-    def _advance(self, step: Step, over: Over) -> None:
-        """The step is over, and these requests end with it."""
         self._batch = None
-        all_decoded = step._num_riding == len(step.batch) == len(self.running) and not self._state.prefilling
-        self._state.steady = (
-            all_decoded
-            and self._repeats
-            and step._by_policy
-            and self._hooks.neutral.stationary
-            and not self._state.queue
-        )
-        if over:
-            step.finished = [r for r, _ in over]
-            for request, reason in over:
-                self._state.end(request, reason)
-
-    def _tell_end(self, step: Step, over: Over, result: StepResult) -> None:
-        """Tell observers of a step that is done; all who ended have ended, so they may abort others, or add."""
-        try:
-            if self._hooks.request_finished:
-                for request, reason in over:
-                    self._state.tell(self._hooks.request_finished, request, reason)
-            if self._state.events:
-                self._gather_events(step)
-            if self._hooks.step_finished:
-                self._state.tell(self._hooks.step_finished, step, result)
-        finally:
-            self._state.roster.advancing_to = NOBODY
-            riding = step._num_riding
-            for request in (*step.batch[riding:], *step.finished):
-                request._scheduled = 0
-            for request in step.batch[:riding] if step._aborted else ():
-                request._scheduled = 0
+        self._step_end.advance(step, over, repeats=self._repeats)
+        self._step_end.tell(step, over, StepResult(list(ids), now - step.now, failed or {}, logprobs))
+        return step
 
     def fail(self, batch: Batch, error: str, *, retry: bool, now: int = 0) -> Step:
         """The backend failed with the last batch: its requests end with an error, or are evicted to be retried.
@@ -420,32 +347,52 @@ class Scheduler:
         if batch is not self._batch:
             raise BatchwrightError("fail() takes the batch of the last schedule(), once")
         self._batch = None
-        step = self.step
-        step.end = now
-        self._state.steady = False
-        if self._state.awaited is not None:
-            self._state.awaited.put_off.clear()
-        if step._num_riding:
-            self._state.disband(step)
-        for fresh in step._fresh.values():  # registered, and now never computed
-            for block in fresh:
-                self.blocks.unregister(block)
-        step._fresh.clear()
-        there = [r for r in step.batch if r._state == RESIDENT]
-        if retry:
-            self._state.building = True  # observers of an eviction may change nothing, as in any step
-            try:
-                self._builder.requeue(step, self._rules, there)
-            finally:
-                self._state.building = False
-        else:
-            step.finished = there
-            for request in there:
-                request.error = error
-                self._state.end(request, "error")
-        step.events.append({"step": step.index, "kind": "backend_fault", "error": error, "retried": retry})
-        self._tell_end(step, [(r, "error") for r in step.finished], StepResult((), now - step.now))
-        return step
+        self._step_end.fail(self.step, self._rules, error, retry=retry, now=now)
+        return self.step
+
+    # Several steps at once ----------------------------------------------------------------------------------
+
+    def look_ahead(self) -> tuple[Batch, int] | None:
+        """The batch of the next steps, and how many of them may be taken at once; None: the next is to be scheduled.
+
+        The blocks that these steps take are not taken yet, so its block tables may lack some.
+        """
+        if self._batch is not None or self._state.awaited is not None:
+            return None
+        most = self._leaper.most()
+        if most < 1:
+            return None
+        state = self._state
+        return Batch(self._num_steps, self.blocks.block_size, [*state.residents], (), roster=state.roster), most
+
+    def leap(self, batch: Batch, ahead: Ahead, now: int, wait_until_ns: Callable[[int], None]) -> int:
+        """Take steps at once, as far as nothing is to be decided in them; records tell them as single steps.
+
+        Args:
+            batch: what ``look_ahead`` gave.
+            ahead: what the backend gives for its steps.
+            now: nanoseconds of the engine's clock.
+            wait_until_ns: moves that clock to the end of what is taken, before observers are told.
+
+        Returns:
+            How many steps were taken.
+        """
+        state = self._state
+        leap = self._leaper.take(ahead, batch._requests, self._num_steps, now)
+        if leap is None:
+            return 0
+        self._num_steps += len(leap)
+        self.step = last_step(state, leap, counts_decodes=self._rules.counts_decodes)
+        wait_until_ns(leap.ends_ns[-1])
+        if self._hooks.steps_leapt:
+            state.tell(self._hooks.steps_leapt, leap)
+        self.step.events = leap.events
+        return len(leap)
+
+    @property
+    def num_leapt(self) -> int:
+        """Steps that were taken at once, since the start."""
+        return self._leaper.num_steps
 
     # Overlap ------------------------------------------------------------------------------------------------
 
@@ -470,8 +417,9 @@ class Scheduler:
             step.sampled = take_results(state, step, *unknown_tokens(len(awaited.rows)), UNKNOWN, {}, over)
         awaited.ended = dict(over)
         awaited.attach()
-        self._advance(step, over)
-        self._tell_end(step, over, AwaitedResult(awaited))
+        self._batch = None
+        self._step_end.advance(step, over, repeats=self._repeats)
+        self._step_end.tell(step, over, AwaitedResult(awaited))
         return step
 
     def settle(self, *, retry: bool = False) -> Step:
@@ -545,7 +493,8 @@ class Scheduler:
     def _bind_rules(self) -> None:
         self._rules = Rules(self._hooks)
         self._repeats = self._hooks.policy.stationary and self._hooks.policy_alone
-        self._state.steady = False
+        self._state.still = False
+        self._leaper.bind()
 
     def _check_predict(self, active: ActivePolicy) -> None:
         if active.uses_predict and self._state.predict_s is None:
@@ -574,11 +523,10 @@ class Scheduler:
                 "step_finished and request_finished"
             )
 
-    def _gather_events(self, step: Step) -> None:
-        step.events += self._state.events
-        self._state.events = []
-
     def _policy_fault(self, error: PolicyError) -> None:
+        """Raise it, or, with ``fallback``, count it."""
+        if self._on_policy_error == "raise":
+            raise error
         self.num_policy_faults += 1
         self._state.events.append(
             {"kind": "policy_fault", "plugin": error.plugin, "hook": error.hook, "error": str(error)}

@@ -131,7 +131,7 @@ class Settlement:
 
     def _take_back(self, *, retry: bool) -> Over:
         state, awaited, step, ahead = self._state, self._awaited, self._step, self._ahead
-        state.steady = False
+        state.still = False
         state.disband(ahead if ahead is not None else step)
         for _, new in awaited.registered:
             for block in new:

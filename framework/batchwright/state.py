@@ -41,8 +41,8 @@ class State:
         num_stop_checks: unfinished requests with stop strings.
         num_logprobs: unfinished requests that want log-probabilities.
         roster: the decodes that advance together.
-        steady: what the last step decided is decided again: all residents decoded, by a policy that declares itself
-            stationary, nobody waits, and nobody came or went since.
+        still: what the last step decided is decided again: all residents decoded, by a policy that declares itself
+            stationary, nobody was evicted, and nobody came or went since.
         num_apart: steps for which decodes are still decided one by one, after the roster was disbanded.
         num_admissions: admissions so far.
         building: a step is being built; queues are frozen.
@@ -78,13 +78,18 @@ class State:
         self.building = False
         self.roster = Roster(blocks, early=self.early)
         self.num_apart = 0
-        self.steady = False
+        self.still = False
         self.num_admissions = 0
         self.awaited: Awaited | None = None
 
+    @property
+    def steady(self) -> bool:
+        """Still, and nobody waits: the policy need not be asked, whatever changes in the cache."""
+        return self.still and not self.queue
+
     def end(self, request: Request, reason: str) -> None:
         """End an unfinished request; its blocks are free when this returns."""
-        self.steady = False
+        self.still = False
         if request._state == RESIDENT:
             if request._row >= 0:
                 self.roster.leave(request)
@@ -95,6 +100,7 @@ class State:
             request._prefilling = False
         else:
             del self.queue[request]
+            self.blocks.looked_up.pop(request, None)
         self.num_stop_checks -= request._stop_check is not None
         self.num_logprobs -= request._logprobs is not None
         request._state = FINISHED
@@ -107,6 +113,11 @@ class State:
         self.roster.disband()
         step._num_riding = 0
         self.num_apart = APART
+
+    def gather_events(self, step: Step) -> None:
+        """What happened between two steps is told with this one."""
+        step.events += self.events
+        self.events = []
 
     def tell(self, observers: tuple[Observer, ...], *args: Any) -> None:
         """Call observers; a fault in one is counted and noted, and undoes nothing."""

@@ -12,6 +12,8 @@ import pytest
 
 from batchwright import (
     HOLD,
+    Engine,
+    EngineConfig,
     InvalidRequestError,
     Policy,
     Predictor,
@@ -175,6 +177,18 @@ def test_step_finished_fires_after_each_step() -> None:
     calls = observe("step_finished")
     assert [c["step"].index for c in calls] == list(range(39))
     assert all(isinstance(c["result"], StepResult) and c["result"].elapsed_ns == 1_000_000 for c in calls)
+
+
+@fires("steps_leapt")
+def test_steps_leapt_fires_where_a_simulator_takes_steps_at_once() -> None:
+    plugin = Told("steps_leapt")
+    config = EngineConfig.parse({"backend": "sim:llama-3.1-8b@h100", "policy": "vllm_v1"})
+    with Engine(config, plugins=[plugin]) as engine:
+        engine.add_request(make_request("a", 8, 24))
+        engine.advance()
+        engine.advance()
+        assert (engine.leap(max_steps=5), engine.leap(max_steps=2)) == (5, 2)
+    assert [(c["leap"].first_index, len(c["leap"])) for c in plugin.calls] == [(2, 5), (7, 2)]
 
 
 @fires("request_arrived")

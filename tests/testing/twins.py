@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
+from batchwright.backend import Ahead
 from batchwright.errors import BatchwrightError, PolicyError
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
@@ -203,6 +206,46 @@ class Twins:
         self.both(lambda s, which: s.update(batches[which], tokens, now, failed))
         self.finish()
 
+    def leap(self, now: int, most: int) -> int:
+        """Take up to ``most`` steps at once with the fast one, and one by one with the reference; how many it were."""
+        found = self.fast.look_ahead()
+        if found is None:
+            return 0
+        batch, bound = found
+        lines = [list(two._tokens) for two in self.reference.running]
+        rows = []
+        for _ in range(min(most, bound)):
+            rows.append([next_token(line) for line in lines])
+            for line, token in zip(lines, rows[-1], strict=True):
+                line.append(token)
+        ends = [now + 10 * (step + 1) for step in range(len(rows))]
+        told: list[int] = []
+        taken = self.fast.leap(batch, Ahead(np.array(rows, dtype=np.uint32), ends), now, told.append)
+        assert told == ends[taken - 1 : taken] and taken <= len(rows)
+        for step, (tokens, end) in enumerate(zip(rows[:taken], ends, strict=False)):
+            start = ends[step - 1] if step else now
+            plain = self.reference.schedule(start)
+            view = self.reference.step
+            assert ids(view.batch) == ids(batch._requests) and not view.preempted
+            self.rows = [
+                (self.there[two.request_id][0], tuple(two._tokens), tuple(two.block_table), two.num_computed, 1)
+                for two in view.batch
+            ]
+            assert not self.write(())
+            self.reference.update(plain, tokens, end)
+            assert not view.finished
+            self.seen["steps"] += 1
+        if taken:
+            fast, reference = self.fast.step, self.reference.step
+            assert (fast.index, fast.now, fast.end) == (reference.index, reference.now, reference.end)
+            assert (fast.budget, fast.num_residents) == (reference.budget, reference.num_residents)
+            assert ids(fast.sampled) == ids(reference.sampled)
+            self.seen["leaps"] += 1
+            self.seen["steps leapt"] += taken
+            self.seen["steps leapt while some wait"] += taken if self.fast.waiting else 0
+        self.agree()
+        return taken
+
     def fail(self, batches: tuple[Any, Any], retry: bool, now: int) -> None:
         self.write(ids(self.fast.step.batch))
         self.both(lambda s, which: s.fail(batches[which], "lost", retry=retry, now=now))
@@ -250,7 +293,8 @@ class Twins:
         assert {b for b in range(blocks.num_blocks) if blocks.index.registered[b]} == set(plain.content)
         for one, two in self.there.values():
             if one.is_waiting:
-                assert list(blocks.lookup(one)) == (plain.lookup(two) if blocks.cache.enabled else [])
+                hits = list(blocks.index.lookup(one)) if blocks.cache.enabled else []  # as nobody that counts looks
+                assert hits == (plain.lookup(two) if blocks.cache.enabled else [])
 
     def bounds(self, step: Any) -> None:
         """What the core owes whatever the policy: seats, budget and room."""

@@ -8,17 +8,22 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, NonNegativeFloat
 
-from batchwright.backend import Backend, BackendSettings, Capacity, StepResult, VirtualClock
-from batchwright.batch import Batch
+from batchwright.backend import Ahead, Backend, BackendSettings, Capacity, StepResult, VirtualClock
+from batchwright.batch import Batch, Riders
 from batchwright.errors import ConfigError
 from batchwright_backends.sim.checked import Checked, check
 from batchwright_backends.sim.cost import CostModel
 from batchwright_backends.sim.gpus import Gpu
+from batchwright_backends.sim.load import StepLoad
 from batchwright_backends.sim.memory import check_fits, plan_memory
+from batchwright_backends.sim.noise import StepNoise
+from batchwright_backends.sim.ride import Ride, attention_of
 from batchwright_backends.sim.target import parse_target
 from batchwright_backends.sim.tokens import TokenDraw
 
 DEFAULT_BLOCK_SIZE = 16
+_FEW = 8
+"""Rows that do not ride, up to which plain numbers cost less than arrays."""
 
 
 class SimOptions(Checked):
@@ -28,11 +33,16 @@ class SimOptions(Checked):
         gpu_memory_utilization: share of the GPU's memory that weights, activations and KV blocks may take.
         host_step_s: seconds a step in which the GPU waits for the host; None leaves the GPU's own figure.
         host_request_s: the same for each request of a step.
+        noise: chance in the time of a step: the standard deviation of its logarithm, 0.05 being about 5%. A step's
+            factor has mean 1 and follows from the engine's seed and the step's index.
+        noise_seed: another number draws other noise with the same seed; arms that `--noise` makes have one each.
     """
 
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     host_step_s: NonNegativeFloat | None = None
     host_request_s: NonNegativeFloat | None = None
+    noise: NonNegativeFloat = 0.0
+    noise_seed: int = 0
 
 
 class SimBackend(Backend):
@@ -86,6 +96,8 @@ class SimBackend(Backend):
             eos_token_ids=shape.eos_token_ids,
         )
         self._tokens = TokenDraw(shape.vocab_size, shape.eos_token_ids)
+        self._noise = StepNoise(options.noise, settings.seed, options.noise_seed) if options.noise else None
+        self._ride: Ride | None = None
 
     def capacity(self) -> Capacity:
         """Size of the KV pool: as configured, else what the GPU's memory leaves; limits and vocabulary of the model."""
@@ -93,21 +105,68 @@ class SimBackend(Backend):
 
     def submit(self, batch: Batch) -> StepResult:
         """The result itself, since nothing has to be waited for; the clock stands until it is collected."""
-        tokens = self._tokens.draw(batch.seeds, batch.output_indices)
-        return StepResult(tokens, self._step_ns(batch, len(tokens)))
+        riders = batch.riders
+        num_behind = len(batch) - (len(riders) if riders is not None else 0)
+        if num_behind > _FEW or (num_behind and self.cost.shape.num_sliding_layers):
+            tokens = self._tokens.draw(batch.seeds, batch.output_indices)
+            seconds = self._seconds(batch, len(tokens))
+        elif num_behind or riders is None:
+            tokens, seconds = self._mixed(batch, riders)
+        else:
+            ride = self._ride_of(riders)
+            tokens, seconds = ride.tokens(riders.when), ride.seconds(riders.when)
+        return StepResult(tokens, self._rounded(seconds, batch.step_index))
+
+    def _mixed(self, batch: Batch, riders: Riders | None) -> tuple[list[int], float]:
+        """Tokens and seconds of a batch in which few rows do not ride."""
+        rows = list(batch.rows_behind())
+        tokens, reads = [], None
+        if riders is not None:
+            ride = self._ride_of(riders)
+            tokens, reads = ride.tokens(riders.when), ride.attention(riders.when)
+        tokens += [self._tokens.draw_one(row.seed, row.output_index) for row in rows if row.samples]
+        attention = attention_of(rows, self.cost.gpu.chunk_attention.tile, reads)
+        load = StepLoad(len(batch), batch.num_tokens, len(tokens), attention)
+        return tokens, self.cost.step_s(load)
 
     def collect(self, handle: StepResult) -> StepResult:
         """The result, at the time when a GPU would have had it."""
         self._clock.advance_ns(handle.elapsed_ns)
         return handle
 
-    def predict_s(self, batch: Batch) -> float:
-        """Seconds of a batch: exactly what executing it would take."""
-        return self._step_ns(batch, int(np.count_nonzero(batch.samples))) / 1e9
+    def look_ahead(self, batch: Batch, most: int, until_ns: int | None) -> Ahead | None:
+        """See ``Backend``: of decodes all is known beforehand."""
+        riders = batch.riders
+        if riders is None or len(riders) != len(batch):
+            return None
+        ride, first, index = self._ride_of(riders), riders.when, batch.step_index
+        now, ends = self._clock.now_ns(), []
+        for step in range(most):
+            if until_ns is not None and now >= until_ns:
+                break
+            now += self._rounded(ride.seconds(first + step), index + step)
+            ends.append(now)
+        return Ahead(ride.tokens_ahead(first, len(ends)), ends) if ends else None
 
-    def _step_ns(self, batch: Batch, num_sampled: int) -> int:
+    def predict_s(self, batch: Batch) -> float:
+        """Seconds of a batch: exactly what executing it would take, but for noise."""
+        return round(1e9 * self._seconds(batch, int(np.count_nonzero(batch.samples)))) / 1e9
+
+    def _seconds(self, batch: Batch, num_sampled: int) -> float:
         load = self.cost.load(batch.num_computed, batch.num_scheduled, batch.num_tokens, num_sampled)
-        return self.cost.step_ns(load)
+        return self.cost.step_s(load)
+
+    def _ride_of(self, riders: Riders) -> Ride:
+        ride = self._ride
+        if ride is None or ride.who is not riders.who:
+            ride = self._ride = Ride(riders, self.cost, self._tokens)
+        return ride
+
+    def _rounded(self, seconds: float, step_index: int) -> int:
+        """Nanoseconds of a step, noise included; rounded once."""
+        if self._noise is not None:
+            seconds *= self._noise.factor(step_index)
+        return round(1e9 * seconds)
 
 
 def _with_host(gpu: Gpu, options: SimOptions) -> Gpu:

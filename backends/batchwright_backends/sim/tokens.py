@@ -54,8 +54,25 @@ class TokenDraw:
         if len(seeds) <= _FEW:
             rows = zip(seeds.tolist(), output_indices.tolist(), strict=True)
             return [self.draw_one(seed, index) for seed, index in rows]
-        x = seeds * _NP_SEED
-        x += output_indices.view(np.uint64) * _NP_INDEX
+        tokens: list[int] = self._draw(seeds * _NP_SEED, output_indices).tolist()
+        return tokens
+
+    def draw_ahead(
+        self, seeds: NDArray[np.uint64], output_indices: NDArray[np.int64], num_steps: int
+    ) -> NDArray[np.uint32]:
+        """uint32[num_steps, m]: the token ids of each row in this step and in those after it.
+
+        Args:
+            seeds: uint64[m], of the requests.
+            output_indices: int64[m], places in their outputs in the first of the steps, from 0.
+            num_steps: at least 1.
+        """
+        indices = output_indices + np.arange(num_steps, dtype=np.int64)[:, None]
+        return self._draw(seeds * _NP_SEED, indices).astype(np.uint32)
+
+    def _draw(self, keys: NDArray[np.uint64], output_indices: NDArray[np.int64]) -> NDArray[np.uint64]:
+        x = output_indices.view(np.uint64) * _NP_INDEX
+        x += keys
         x ^= x >> _NP_30
         x *= _NP_MIX_1
         x ^= x >> _NP_27
@@ -64,12 +81,15 @@ class TokenDraw:
         x *= self._np_count
         x >>= _NP_32
         x += self._np_low
-        tokens: list[int] = x.tolist()
-        return tokens
+        return x
 
     def draw_one(self, seed: int, output_index: int) -> int:
         """The token id of one row."""
-        x = (seed * _SEED + output_index * _INDEX) & _WORD
-        x = ((x ^ (x >> 30)) * _MIX_1) & _WORD
-        x = ((x ^ (x >> 27)) * _MIX_2) & _WORD
-        return ((x >> 32) * self._count >> 32) + self._low
+        return ((mixed(seed, output_index) >> 32) * self._count >> 32) + self._low
+
+
+def mixed(seed: int, index: int) -> int:
+    """64 bits that follow from a seed and a place, and look like chance."""
+    x = (seed * _SEED + index * _INDEX) & _WORD
+    x = ((x ^ (x >> 30)) * _MIX_1) & _WORD
+    return ((x ^ (x >> 27)) * _MIX_2) & _WORD

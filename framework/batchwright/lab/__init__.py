@@ -12,6 +12,8 @@ metrics, verdicts and reports read only those records::
 """
 
 from batchwright.lab.ab import ab
+from batchwright.lab.agree import Agreement, BackendsCompared, compare_backends
+from batchwright.lab.agree_report import format_agreement, print_agreement
 from batchwright.lab.compare import Comparison, compare
 from batchwright.lab.load import Load
 from batchwright.lab.materialize import Offer, materialize, offers, offers_to, with_token_ids
@@ -22,7 +24,9 @@ from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
 from batchwright.lab.report import format_report, print_report
 from batchwright.lab.row import WorkloadRow
 from batchwright.lab.run_record import RunRecord
-from batchwright.lab.runner import Progress, run_arm
+from batchwright.lab.runner import Progress, RunOptions, StreamedRun, run_arm, stream_arm
+from batchwright.lab.step_records import StepRecords
+from batchwright.lab.stream import read_run
 from batchwright.lab.summary import Summary, summarize
 from batchwright.lab.synthetic import SyntheticSpec
 from batchwright.lab.verdict import Verdict
@@ -31,6 +35,8 @@ from batchwright.lab.workload import Workload, load_workload
 __all__ = [
     "METRICS",
     "READERS",
+    "Agreement",
+    "BackendsCompared",
     "Comparison",
     "Load",
     "Metric",
@@ -40,8 +46,11 @@ __all__ = [
     "Reader",
     "Recorder",
     "RequestRecord",
+    "RunOptions",
     "RunRecord",
     "StepRecord",
+    "StepRecords",
+    "StreamedRun",
     "Summary",
     "SyntheticSpec",
     "Verdict",
@@ -49,13 +58,18 @@ __all__ = [
     "WorkloadRow",
     "ab",
     "compare",
+    "compare_backends",
+    "format_agreement",
     "format_report",
     "load_workload",
     "materialize",
     "offers",
     "offers_to",
+    "print_agreement",
     "print_report",
+    "read_run",
     "run_arm",
+    "stream_arm",
     "summarize",
     "with_token_ids",
 ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchwright.lab.run_record import RunRecord
+from batchwright.lab.step_records import column
 
 GROWTH = 1.5
 """Backlog in the last quarter of the arrivals over that in the first, from which on it counts as growing."""
@@ -22,7 +24,8 @@ class Load:
     Attributes:
         waited: share of steps after which somebody waited.
         kv_full: share of steps that evicted somebody, or left fewer free blocks than an average prompt takes.
-        utilization: estimated share of the arm's capacity that the workload asks for; None where it cannot be told.
+        utilization: estimated share of the arm's capacity, of all its replicas, that the workload asks for; None where
+            it cannot be told.
         overloaded: a backlog built up and was never worked off while requests arrived.
         arrival_span_s: seconds between the first and the last arrival.
     """
@@ -38,7 +41,7 @@ class Load:
         """The load of a run."""
         arrivals = [r.arrival_ns for r in run.requests]
         return cls(
-            waited=_share([s.num_waiting > 0 for s in run.steps]),
+            waited=_share(column(run.steps, "num_waiting") > 0),
             kv_full=_kv_full(run),
             utilization=_utilization(run),
             overloaded=_overloaded(run),
@@ -46,8 +49,8 @@ class Load:
         )
 
 
-def _share(flags: list[bool]) -> float:
-    return sum(flags) / len(flags) if flags else 0.0
+def _share(flags: NDArray[np.bool_]) -> float:
+    return float(flags.mean()) if len(flags) else 0.0
 
 
 def _kv_full(run: RunRecord) -> float:
@@ -55,7 +58,7 @@ def _kv_full(run: RunRecord) -> float:
     if not lengths:
         return 0.0
     prompt_blocks = -(-sum(lengths) // (len(lengths) * run.limits.block_size))
-    return _share([s.num_preempted > 0 or s.free_blocks < prompt_blocks for s in run.steps])
+    return _share((column(run.steps, "num_preempted") > 0) | (column(run.steps, "free_blocks") < prompt_blocks))
 
 
 def _utilization(run: RunRecord) -> float | None:
@@ -82,7 +85,7 @@ def _utilization(run: RunRecord) -> float | None:
         max(1.0, limits.num_blocks * limits.block_size / held),
     )
     request_ns = prompt * (per_prompt + base / limits.max_num_batched_tokens) + output * (per_output + base / largest)
-    return float(request_ns * (len(ran) - 1) / span_ns)
+    return float(request_ns * (len(ran) - 1) / span_ns / run.num_replicas)
 
 
 def _step_costs(run: RunRecord) -> tuple[float, float, float]:
@@ -91,9 +94,9 @@ def _step_costs(run: RunRecord) -> tuple[float, float, float]:
     a and c are fitted to steps of decodes only, b is what prompts add to that. One fit of all would let a decode pay
     for the part of a prompt's time that is not linear.
     """
-    prefill = np.array([s.num_prefill_tokens for s in run.steps], dtype=np.float64)
-    decodes = np.array([s.num_decodes for s in run.steps], dtype=np.float64)
-    elapsed = np.array([s.end_ns - s.start_ns for s in run.steps], dtype=np.float64)
+    prefill = column(run.steps, "num_prefill_tokens").astype(np.float64)
+    decodes = column(run.steps, "num_decodes").astype(np.float64)
+    elapsed = (column(run.steps, "end_ns") - column(run.steps, "start_ns")).astype(np.float64)
     alone = prefill == 0
     if not alone.any():
         columns = np.stack([np.ones_like(prefill), prefill, decodes], axis=1)
@@ -135,11 +138,9 @@ def _overloaded(run: RunRecord) -> bool:
 
 def _left_out(run: RunRecord, begin_ns: int, end_ns: int) -> float:
     """Share of step time between two moments in which somebody waited, or was resident beyond what a batch holds."""
-    most = run.limits.max_num_seqs
-    total = left_out = 0
-    for s in run.steps:
-        if s.end_ns > begin_ns and s.start_ns < end_ns:
-            total += s.end_ns - s.start_ns
-            if s.num_waiting or s.num_running > most:
-                left_out += s.end_ns - s.start_ns
-    return left_out / total if total else 0.0
+    start, end = column(run.steps, "start_ns"), column(run.steps, "end_ns")
+    within = (end > begin_ns) & (start < end_ns)
+    crowded = (column(run.steps, "num_waiting") > 0) | (column(run.steps, "num_running") > run.limits.max_num_seqs)
+    took = end - start
+    total = int(took[within].sum())
+    return int(took[within & crowded].sum()) / total if total else 0.0

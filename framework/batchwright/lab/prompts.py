@@ -15,6 +15,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _32 = np.uint64(32)
+_WORD = 2**64 - 1
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -25,6 +26,14 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x *= _MIX_2
     x ^= x >> np.uint64(31)
     return x
+
+
+def _mix_one(x: int) -> int:
+    """``_mix`` of one number, cut to 64 bits."""
+    x &= _WORD
+    x = ((x ^ (x >> 30)) * int(_MIX_1)) & _WORD
+    x = ((x ^ (x >> 27)) * int(_MIX_2)) & _WORD
+    return x ^ (x >> 31)
 
 
 class Prompts:
@@ -48,7 +57,8 @@ class Prompts:
             raise WorkloadError(f"vocab_size must be at least 2 to make different prompts, not {vocab_size}")
         self.vocab_size = vocab_size
         self._vocab = np.uint64(vocab_size)
-        self._key = _mix(np.array([seed & (2**64 - 1)], dtype=np.uint64))
+        self._key = _mix_one(seed)
+        self._places: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)  # of tokens in a stream, times a constant
         # Streams are numbered: even numbers are rows, odd ones shared blocks in order of first appearance.
         self._shared: dict[int, int] = {}
         num_rows = 0
@@ -79,15 +89,17 @@ class Prompts:
 
     def _streams(self, numbers: list[int], length: int) -> NDArray[np.int32]:
         """int32[len(numbers) * length]: the first ``length`` tokens of each stream, one stream behind the other."""
-        streams = np.array(numbers, dtype=np.uint64)[:, None]
-        places = np.arange(length, dtype=np.uint64)
-        hashed = _mix(_mix(streams * _GOLDEN + self._key) + places * _GOLDEN)
+        if length > len(self._places):
+            self._places = np.arange(2 * length, dtype=np.uint64) * _GOLDEN
+        keys = np.array([_mix_one(number * int(_GOLDEN) + self._key) for number in numbers], dtype=np.uint64)
+        hashed = _mix(self._places[:length] + keys[:, None])
         hashed >>= _32
         hashed *= self._vocab
         hashed >>= _32
+        tokens = hashed.astype(np.int32)
         for place in range(min(self.num_distinct, length)):
-            hashed[:, place] = streams[:, 0] // self._vocab**place % self._vocab
-        return hashed.astype(np.int32).ravel()
+            tokens[:, place] = [number // self.vocab_size**place % self.vocab_size for number in numbers]
+        return tokens.ravel()
 
 
 def _given(row: WorkloadRow) -> NDArray[np.int32]:

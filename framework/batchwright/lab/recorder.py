@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from batchwright.awaited import is_awaited
 from batchwright.hookspecs import hookimpl
-from batchwright.lab.records import OfferedRecord, RequestRecord, Status, StepRecord
+from batchwright.lab.records import OfferedRecord, RequestRecord, Status
+from batchwright.lab.step_records import FIELDS, StepRecords
 
 if TYPE_CHECKING:
-    from batchwright.backend import Clock
+    from batchwright.backend import Clock, StepResult
     from batchwright.lab.materialize import Offer
+    from batchwright.lab.stream import RecordStream
+    from batchwright.leap import Leap
     from batchwright.request import Request
     from batchwright.step import Step
+
+_STEPS_OF_A_LINE = 4096
+_INDEX, _START, _END, _FREE = (FIELDS.index(name) for name in ("index", "start_ns", "end_ns", "free_blocks"))
 
 
 class Recorder:
@@ -31,9 +38,12 @@ class Recorder:
         num_ended: requests that were refused or have ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stream: RecordStream | None = None) -> None:
+        """Makes one that keeps all records; with a stream, those of unfinished requests, and it gets the others."""
+        self._stream = stream
+        self._num_offered = 0
         self.offered: list[OfferedRecord] = []
-        self.steps: list[StepRecord] = []
+        self.steps = StepRecords()
         self.batches: array[int] = array("Q")
         self.events: list[dict[str, Any]] = []
         self.num_ended = 0
@@ -46,6 +56,14 @@ class Recorder:
         self._ended: list[Request] = []
         self._events: list[dict[str, Any]] = []  # of the last step
         self._open: Callable[[], None] | None = None  # completes the last step, whose end was not known
+        self._lost: str | None = None  # an observer call was lost, and how that shows
+        self._last_end = 0
+        self._last_batch: Sequence[Request] = ()  # the last in which each had one token
+        self._last_fingerprint = xxh3_64_intdigest(b"")
+        # Who got a token in each of the last steps, and the ends of these: most often the same go on for long.
+        self._sampled: Sequence[Request] = ()
+        self._takers: Iterator[Request] = iter(())
+        self._times: array[int] = array("q")
 
     def start(self, clock: Clock) -> int:
         """The run starts now: times in records count from here. Gives the moment in the clock's nanoseconds."""
@@ -57,16 +75,19 @@ class Recorder:
         """This request is offered next; call it before it is added to the engine, in order of arrival."""
         request = offer.request
         arrival_ns = request.arrival_ns - self._start_ns
-        self._rows[request] = len(self.offered)
-        self.offered.append(
-            OfferedRecord(
-                request.request_id,
-                arrival_ns,
-                offer.prompt_hash,
-                offer.length,
-                request.max_tokens,
-            )
+        self._rows[request] = self._num_offered
+        self._num_offered += 1
+        offered = OfferedRecord(
+            request.request_id,
+            arrival_ns,
+            offer.prompt_hash,
+            offer.length,
+            request.max_tokens,
         )
+        if self._stream is None:
+            self.offered.append(offered)
+        else:
+            self._stream.offered(offered)
         record = RequestRecord(
             request_id=request.request_id,
             client_id=request.client_id,
@@ -90,24 +111,28 @@ class Recorder:
         """The engine did not take this request."""
         record = self._records[request.request_id]
         record.status, record.error = "refused", str(error)
+        self._hand_over(request, record)
         self._forget(request)
         self.num_ended += 1
 
     @hookimpl
-    def request_admitted(self, request: Request) -> None:
+    def request_admitted(self, step: Step, request: Request) -> None:
         """Keep the prefix hit of the first admission; later ones hit what the request itself left."""
         record = self._records.get(request.request_id)
         if record is not None and not request.num_preemptions:
             record.num_cached_tokens = request.num_cached
 
     @hookimpl
-    def step_finished(self, step: Step) -> None:
+    def step_finished(self, step: Step, result: StepResult) -> None:
         """Keep the step, and a time for each token; with overlap they are not there yet and come with the next."""
         self._close_step()
-        batch = array("i", map(self._rows.__getitem__, step.batch))
-        if step.num_prefill_tokens + step.num_decodes != len(batch):  # otherwise each has one token
-            batch.extend([request.num_scheduled for request in step.batch])
-        self.batches.append(xxh3_64_intdigest(batch))
+        requests = step.batch
+        if step.num_prefill_tokens + step.num_decodes == len(requests):  # each has one token
+            self.batches.append(self._fingerprint(requests))
+        else:
+            batch = array("i", map(self._rows.__getitem__, requests))
+            batch.extend([request.num_scheduled for request in requests])
+            self.batches.append(xxh3_64_intdigest(batch))
         counts = (
             step.num_prefill_tokens,
             step.num_decodes,
@@ -124,18 +149,55 @@ class Recorder:
         else:
             self._complete(step, counts, ended)
 
+    @hookimpl
+    def steps_leapt(self, leap: Leap) -> None:
+        """Keep all of them."""
+        self._close_step()
+        num, waiting, since = len(leap.requests), leap.num_waiting, self._start_ns
+        self.batches.extend([self._fingerprint(leap.requests)] * len(leap))
+        self._take_events()
+        self._events = leap.events
+        ends = np.array(leap.ends_ns, dtype=np.int64) - since
+        start = leap.start_ns - since
+        numbers = np.zeros((len(ends), len(FIELDS)), dtype=np.int64)
+        numbers[:] = (0, start, 0, 0, num, 0, waiting, num, 0, 0)
+        numbers[:, _INDEX] = np.arange(leap.first_index, leap.first_index + len(ends))
+        numbers[1:, _START] = ends[:-1]
+        numbers[:, _END] = ends
+        numbers[:, _FREE] = leap.free_blocks
+        self.steps.extend_packed(numbers)
+        self._last_end = int(ends[-1])
+        if leap.requests != self._sampled:
+            self._give_times()
+            self._sampled, self._takers = leap.requests, iter(leap.requests)
+        self._times.frombytes(ends.tobytes())
+
+    def _fingerprint(self, requests: Sequence[Request]) -> int:
+        """Of a batch in which each has one token; most often it is the one of the step before."""
+        if requests != self._last_batch:
+            self._last_batch = requests
+            self._last_fingerprint = xxh3_64_intdigest(array("i", map(self._rows.__getitem__, requests)))
+        return self._last_fingerprint
+
     def _complete(self, step: Step, counts: tuple[int, int, int, int, int, int], ended: list[Request]) -> None:
         """Its end is known now, or waited for."""
         end = step.end
         if end is None:
             raise RuntimeError("step_finished was called for a step that has no end")
         end -= self._start_ns
-        appends = self._appends
-        for request in step.sampled:
-            appends[request](end)
+        if step.sampled != self._sampled:
+            self._give_times()
+            self._sampled, self._takers = step.sampled, iter(step.sampled)
+        self._times.append(end)
         # Scheduled while the step before it was executed, it began when that one ended.
-        start = max(step.now - self._start_ns, self.steps[-1].end_ns if self.steps else 0)
-        self.steps.append(StepRecord(step.index, start, end, *counts))
+        start = max(step.now - self._start_ns, self._last_end)
+        self.steps.extend_numbers((step.index, start, end, *counts, 0))
+        self._last_end = end
+        if ended:
+            self._give_times()
+        if self._stream is not None and len(self.steps) >= _STEPS_OF_A_LINE:
+            self._stream.steps(self.steps.take(), self.batches)
+            del self.batches[:]
         for request in ended:
             if request.is_finished:
                 self._end(request)
@@ -144,6 +206,18 @@ class Recorder:
                 record = self._records[request.request_id]
                 record.finish_reason = record.finish_ns = None
                 self.num_ended -= 1
+
+    def _give_times(self) -> None:
+        """Give those who got a token in each of the last steps the times of these steps."""
+        times, appends = self._times, self._appends
+        if len(times) == 1:
+            time = times[0]
+            for request in self._takers:  # an interrupt leaves those who have theirs behind
+                appends[request](time)
+        elif times:
+            for request in self._takers:
+                self._records[request.request_id].token_times_ns.extend(times)
+        self._sampled, self._takers, self._times = (), iter(()), array("q")
 
     def _close_step(self) -> None:
         if self._open is not None:
@@ -171,6 +245,14 @@ class Recorder:
         record.error = request.error
         if record.status == "finished" and request.last_token_ns is not None:
             record.finish_ns = request.last_token_ns - self._start_ns
+        self._hand_over(request, record)
+
+    def _hand_over(self, request: Request, record: RequestRecord) -> None:
+        """This record is complete."""
+        if self._stream is not None:
+            self._lost = self._lost or _lost_times(record)
+            self._stream.request(self._rows[request], record)
+            del self._records[request.request_id]
 
     def finish(self, *, interrupted: bool = False) -> list[RequestRecord]:
         """The run is over: records of all requests, in the order in which they were offered. Later calls are ignored.
@@ -182,25 +264,29 @@ class Recorder:
             RuntimeError: a record has not one time for each token: an observer call was lost.
         """
         self._close_step()
+        self._give_times()
         for request in self._ended:  # since the last step
             self._end(request)
+            self._forget(request)
         for request in self._rows:
-            record = self._records[request.request_id]
-            if record.status == "unfinished":
+            record = self._records.get(request.request_id)
+            if record is not None:
                 self._settle(request, record)
-        records = list(self._records.values())
-        self._records = {}
+                if interrupted:
+                    record.num_output_tokens = len(record.token_times_ns)
+                self._hand_over(request, record)
+        records, self._records = list(self._records.values()), {}
         self._take_events()
         if interrupted:
             del self.batches[len(self.steps) :]
         for record in records:
             if interrupted:
                 record.num_output_tokens = len(record.token_times_ns)
-            elif len(record.token_times_ns) != record.num_output_tokens:
-                raise RuntimeError(
-                    f"request {record.request_id} has {record.num_output_tokens} output tokens and "
-                    f"{len(record.token_times_ns)} token times: the recorder missed a step (see the engine's faults)"
-                )
+            self._lost = self._lost or _lost_times(record)
+        if self._stream is not None:
+            self._stream.steps(self.steps.take(), self.batches)
+        if self._lost and not interrupted:
+            raise RuntimeError(self._lost)
         return records
 
     def _settle(self, request: Request, record: RequestRecord) -> None:
@@ -211,12 +297,26 @@ class Recorder:
             record.first_scheduled_ns = request.first_scheduled_ns - self._start_ns
 
     def _take_events(self) -> None:
-        self.events += self._events
-        self._events = []
+        if self._events:
+            self.events += self._events
+            self._events = []
+        if self.events and self._stream is not None:
+            self._stream.events(self.events)
+            self.events.clear()
 
     def _forget(self, request: Request) -> None:
         self._rows.pop(request, None)
         self._appends.pop(request, None)
+
+
+def _lost_times(record: RequestRecord) -> str | None:
+    """What is wrong with a complete record; None: it has one time for each token."""
+    if len(record.token_times_ns) == record.num_output_tokens:
+        return None
+    return (
+        f"request {record.request_id} has {record.num_output_tokens} output tokens and "
+        f"{len(record.token_times_ns)} token times: the recorder missed a step (see the engine's faults)"
+    )
 
 
 def _status(reason: str) -> Status:

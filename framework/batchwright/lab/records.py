@@ -78,6 +78,7 @@ class RequestRecord:
         status: ``finished``; ``refused`` (never taken); ``aborted``; ``failed``; ``unfinished`` (the run ended first).
         finish_reason: ``stop``, ``length``, ``trace``, ``abort`` or ``error``; None before its end.
         error: why it was refused or failed.
+        replica: which replica of a fleet took it, from 0; None: it was routed to none.
     """
 
     request_id: str
@@ -96,6 +97,7 @@ class RequestRecord:
     status: Status
     finish_reason: str | None = None
     error: str | None = None
+    replica: int | None = 0
 
     @property
     def arrival_s(self) -> float:
@@ -137,6 +139,7 @@ class RequestRecord:
             "status": self.status,
             "finish_reason": self.finish_reason,
             "error": self.error,
+            "replica": self.replica,
         }
 
     @classmethod
@@ -165,6 +168,7 @@ class StepRecord:
         num_preempted: requests evicted.
         num_waiting, num_running: requests that wait, and residents.
         free_blocks: KV blocks that nobody holds.
+        replica: which replica of a fleet ran it, from 0.
     """
 
     index: int
@@ -176,6 +180,7 @@ class StepRecord:
     num_waiting: int
     num_running: int
     free_blocks: int
+    replica: int = 0
 
     @property
     def start_s(self) -> float:
@@ -199,6 +204,7 @@ class StepRecord:
             "num_waiting": self.num_waiting,
             "num_running": self.num_running,
             "free_blocks": self.free_blocks,
+            "replica": self.replica,
         }
 
     @classmethod

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
+from batchwright.lab.step_records import StepRecords
 from batchwright.predictor import NO_PREDICTIONS
 from batchwright.version import RECORD_VERSION
 
@@ -54,6 +55,8 @@ class RunRecord:
         duration_ns: from the start of the run to its end.
         stopped: None when it ran to its end; else ``interrupted``, ``max_steps`` or ``max_seconds``.
         version: of the schema.
+        num_leapt: steps that a simulator took several at once; the other fields are the same without it, so it is not
+            in files, and equal records may differ in it.
     """
 
     arm: str
@@ -66,7 +69,7 @@ class RunRecord:
     virtual_time: bool
     offered: list[OfferedRecord]
     requests: list[RequestRecord]
-    steps: list[StepRecord]
+    steps: Sequence[StepRecord]
     batches: array[int]
     events: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -74,6 +77,12 @@ class RunRecord:
     duration_ns: int = 0
     stopped: str | None = None
     version: int = RECORD_VERSION
+    num_leapt: int = field(default=0, compare=False)
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of the fleet that ran it; 1 where there was none."""
+        return int(self.settings.get("replicas", 1))
 
     @property
     def duration_s(self) -> float:
@@ -129,7 +138,7 @@ class RunRecord:
                 virtual_time=value["virtual_time"],
                 offered=_all(OfferedRecord, value["offered"]),
                 requests=_all(RequestRecord, value["requests"]),
-                steps=_all(StepRecord, value["steps"]),
+                steps=StepRecords(map(StepRecord.from_json, value["steps"])),
                 batches=array("Q", [int(b, 16) for b in value["batches"]]),
                 events=list(value["events"]),
                 notes=list(value["notes"]),

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from batchwright.lab.row import WorkloadRow
 PREFIX = "synthetic:"
 EXAMPLE = "synthetic:rate=4,n=100,prompt=lognormal(512,0.8),output=uniform(16,128),burstiness=0.5,seed=1"
 _PROMPT, _OUTPUT = Lengths("fixed", (512,)), Lengths("fixed", (128,))
+_CHUNK = 4096
+"""Rows that are made of arrays at a time: numbers of Python take four times as much memory."""
 _COMMA = re.compile(r",(?![^()]*\))")  # not inside parentheses
 
 
@@ -86,12 +89,19 @@ class SyntheticSpec:
         gaps = stream(0).gamma(self.burstiness, size=self.n)
         # A tiny shape can underflow every gap to 0; then all arrive at the end of the span, in one burst.
         share = np.cumsum(gaps) / gaps.sum() if gaps.sum() > 0 else np.ones(self.n)
-        arrivals = np.rint(share * (self.n / self.rate * 1e9)).astype(np.int64).tolist()
-        prompts = (self.prompt.draw(stream(1), self.n) + self.prefix).tolist()
-        outputs = self.output.draw(stream(2), self.n).tolist()
-        prefixes = stream(3).integers(self.prefixes, size=self.n).tolist()
-        clients = stream(4).integers(self.clients, size=self.n).tolist()
-        for arrival, prompt, output, prefix, client in zip(arrivals, prompts, outputs, prefixes, clients, strict=True):
+        columns = (
+            np.rint(share * (self.n / self.rate * 1e9)).astype(np.int64),
+            self.prompt.draw(stream(1), self.n) + self.prefix,
+            self.output.draw(stream(2), self.n),
+            stream(3).integers(self.prefixes, size=self.n),
+            stream(4).integers(self.clients, size=self.n),
+        )
+        del gaps, share
+        rows = chain.from_iterable(
+            zip(*(column[start : start + _CHUNK].tolist() for column in columns), strict=True)
+            for start in range(0, self.n, _CHUNK)
+        )
+        for arrival, prompt, output, prefix, client in rows:
             yield WorkloadRow(
                 arrival_ns=arrival,
                 num_prompt_tokens=prompt,

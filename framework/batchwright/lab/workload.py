@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 
 from batchwright.errors import WorkloadError
+from batchwright.lab.lazy_rows import LazyRows
 from batchwright.lab.readers import READERS, Reader, read_file
 from batchwright.lab.row import WorkloadRow
 from batchwright.lab.synthetic import PREFIX as SYNTHETIC
@@ -27,13 +28,14 @@ class Workload:
 
     Attributes:
         name: short, for tables: the file's name, or the synthetic specification.
-        rows: in order of arrival; requests that arrive together keep the order of the file.
+        rows: in order of arrival; requests that arrive together keep the order of the file. Lazy ones are read again
+            whenever they are iterated.
         source: where it comes from: the path as given, or the synthetic specification.
         speedup: what arrival times were already divided by.
     """
 
     name: str
-    rows: tuple[WorkloadRow, ...]
+    rows: tuple[WorkloadRow, ...] | LazyRows
     source: str
     speedup: float = 1.0
 
@@ -53,7 +55,7 @@ class Workload:
     @property
     def span_s(self) -> float:
         """Seconds from the start of the run to the last arrival; 0 when there are no rows."""
-        return self.rows[-1].arrival_ns / 1e9 if self.rows else 0.0
+        return max((row.arrival_ns for row in self.rows), default=0) / 1e9
 
     def faster(self, speedup: float) -> Workload:
         """The same requests with arrival times divided by ``speedup``.
@@ -67,8 +69,11 @@ class Workload:
             )
         if speedup == 1:
             return self
-        rows = tuple(replace(row, arrival_ns=round(row.arrival_ns / speedup)) for row in self.rows)
+        rows = self._each(lambda row: replace(row, arrival_ns=round(row.arrival_ns / speedup)))
         return replace(self, rows=rows, speedup=self.speedup * speedup)
+
+    def _each(self, change: Callable[[WorkloadRow], WorkloadRow]) -> tuple[WorkloadRow, ...] | LazyRows:
+        return self.rows.each(change) if isinstance(self.rows, LazyRows) else tuple(map(change, self.rows))
 
     def first(self, limit: int) -> Workload:
         """The first ``limit`` requests only.
@@ -78,11 +83,13 @@ class Workload:
         """
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise WorkloadError(f"limit must be a whole number of at least 1, not {limit!r}")
-        return replace(self, rows=self.rows[:limit]) if limit < len(self.rows) else self
+        if limit >= len(self.rows):
+            return self
+        return replace(self, rows=self.rows.first(limit) if isinstance(self.rows, LazyRows) else self.rows[:limit])
 
     def with_slo(self, slo: SLO) -> Workload:
         """The same requests; those without objectives of their own get these."""
-        return replace(self, rows=tuple(row if row.slo is not None else replace(row, slo=slo) for row in self.rows))
+        return replace(self, rows=self._each(lambda row: row if row.slo is not None else replace(row, slo=slo)))
 
 
 def load_workload(
@@ -92,6 +99,7 @@ def load_workload(
     limit: int | None = None,
     slo: SLO | None = None,
     readers: Mapping[str, Reader] | None = None,
+    lazy: bool = False,
 ) -> Workload:
     """Read a trace, or draw a synthetic workload.
 
@@ -105,6 +113,9 @@ def load_workload(
         limit: take the first so many requests only.
         slo: objectives of the requests that bring none.
         readers: further file formats by name, tried before the built-in ones.
+        lazy: read the rows whenever they are needed, instead of holding all of them: for files of millions. Such a file
+            must be in order of arrival. (An Azure trace is held while it is read, since its times count from its
+            earliest row.)
 
     Raises:
         WorkloadError: there is no such file, its format is unknown, a row is broken (the message gives file, line and
@@ -112,11 +123,17 @@ def load_workload(
     """
     text = str(spec)
     if text.startswith(SYNTHETIC):
-        workload = Workload(name=text, rows=tuple(SyntheticSpec.parse(text).draw()), source=text)
+        spec_ = SyntheticSpec.parse(text)
+        drawn = LazyRows(spec_.draw, spec_.n) if lazy else tuple(spec_.draw())
+        workload = Workload(name=text, rows=drawn, source=text)
     else:
-        path = Path(spec)
-        rows = read_file(path, {**(readers or {}), **READERS})
-        workload = Workload(name=path.name, rows=tuple(sorted(rows, key=attrgetter("arrival_ns"))), source=text)
+        path, formats = Path(spec), {**(readers or {}), **READERS}
+        rows: tuple[WorkloadRow, ...] | LazyRows
+        if lazy:
+            rows = LazyRows(lambda: read_file(path, formats))
+        else:
+            rows = tuple(sorted(read_file(path, formats), key=attrgetter("arrival_ns")))
+        workload = Workload(name=path.name, rows=rows, source=text)
     if limit is not None:
         workload = workload.first(limit)
     if slo is not None:

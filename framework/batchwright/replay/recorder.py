@@ -43,7 +43,7 @@ class DecisionRecorder:
             scheduler: a fresh one, such as ``engine.scheduler``.
             case: name of the run in the file.
         """
-        if scheduler.has_unfinished() or scheduler._num_steps or scheduler._num_arrivals:
+        if scheduler.has_unfinished() or scheduler._num_steps or scheduler.num_arrivals:
             raise BatchwrightError("a recording begins with a fresh scheduler, and this one has requests or steps")
         self.path = Path(path) if path is not None else None
         if self.path is not None:

@@ -51,7 +51,12 @@ def stationary(kit: Kit) -> None:
     need_steps(compared, "none was like the one before")
     for run in kit.steady:
         repeated = kit.run(run.scenario, repeats=True)
-        same("the same decisions when it is not asked while nothing changes", run, repeated)
+        same(
+            "the same decisions when it is not asked while nothing changes, and not told of each step (usual cause: "
+            "step_started counts steps)",
+            run,
+            repeated,
+        )
 
 
 @check

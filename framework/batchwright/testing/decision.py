@@ -56,7 +56,8 @@ class Options:
         most_steps: the run is over after so many; None: when it is clear that there is no end.
         keeps: weak references to all requests are kept.
         strict: the policy is shown everything read-only.
-        repeats: a policy that is stationary is not asked while nothing changes, as in an engine.
+        repeats: a policy that is stationary is not asked while nothing changes, as in an engine, and steps in which
+            nothing can be decided are taken at once, as on a simulator.
     """
 
     is_thorough: bool = False

@@ -7,7 +7,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from batchwright.active_policy import ActivePolicy
+from batchwright.backend import Ahead
 from batchwright.batch import Batch
 from batchwright.config import EngineConfig
 from batchwright.effective import effective_settings
@@ -24,6 +27,7 @@ from batchwright.testing.subject import Subject
 from batchwright.testing.watch import Fault, Halt, Mutation, Watch
 
 _IDLE_NS = 5_000_000_000
+_LONGEST_LEAP = 1000
 
 
 class Run:
@@ -144,8 +148,7 @@ class Run:
                     number = max(number + 1, self._coming[-1].arrives)
                     self._now += _IDLE_NS
                 continue
-            self._step()
-            number += 1
+            number += self._leap(number) or self._step()
             if number == self.options.most_steps:
                 return
             if number > self.scenario.most_steps:
@@ -192,7 +195,31 @@ class Run:
             self.reasons[str(victim.request_id)] = "abort"
             self._is_changed = True
 
-    def _step(self) -> None:
+    def _leap(self, number: int) -> int:
+        """Steps up to the next arrival, at once, where a policy that is stationary is not asked; how many they were."""
+        scheduler = self.scheduler
+        most = self._coming[-1].arrives - number if self._coming else _LONGEST_LEAP
+        found = scheduler.look_ahead() if self.options.repeats and not self.options.aborts else None
+        if found is None or most < 1:
+            return 0
+        batch, bound = found
+        requests = list(scheduler.running)
+        rows, ends = [], [self._now]
+        for further in range(min(most, bound)):
+            rows.append([self._numbers[str(r.request_id)].token(r.num_output_tokens + further) for r in requests])
+            ends.append(ends[-1] + elapsed_ns(batch))
+        first = scheduler.step.index + 1
+        ahead = Ahead(np.array(rows, dtype=np.uint32), ends[1:])
+        taken = scheduler.leap(batch, ahead, self._now, lambda _: None)
+        self._now = ends[taken]
+        chosen = tuple((str(r.request_id), 1) for r in requests)
+        num_waiting = len(scheduler.waiting)
+        self.decisions += [
+            Decision(index, chosen, (), (), (), True, 0, num_waiting) for index in range(first, first + taken)
+        ]
+        return taken
+
+    def _step(self) -> int:
         scheduler = self.scheduler
         num_waiting = len(scheduler.waiting)
         waiting: set[int] = set()
@@ -220,6 +247,7 @@ class Run:
         finished = tuple(str(r.request_id) for r in step.finished)
         self._last_alone = is_alone
         self.decisions.append(Decision(step.index, rows, preempted, finished, cut, is_steady, num_touched, num_waiting))
+        return 1
 
     def _sample(self, batch: Batch, requests: Sequence[Request]) -> list[int]:
         rows = zip(requests, batch.samples.tolist(), strict=True)

@@ -45,7 +45,7 @@ class ReasonRecorder:
             arm: name of the run, for whoever reads the file.
             backend: what executes.
         """
-        if scheduler.has_unfinished() or scheduler._num_steps or scheduler._num_arrivals:
+        if scheduler.has_unfinished() or scheduler._num_steps or scheduler.num_arrivals:
             raise BatchwrightError("reasons are written from the start, and this scheduler has requests or steps")
         if scheduler._step_class is not Step:
             raise BatchwrightError("reasons are written of steps that are decided one after another: leave overlap off")

@@ -67,7 +67,7 @@ class Tracer:
         seen = [(r, _look(r, "waiting")) for r in state.queue]
         seen += [(r, _look(r, "prefilling" if r in state.prefilling else "decode")) for r in state.residents]
         blocks = state.blocks
-        arrivals, self._num_arrivals = self._num_arrivals, self._scheduler._num_arrivals
+        arrivals, self._num_arrivals = self._num_arrivals, self._scheduler.num_arrivals
         arrived = tuple(r.request_id for r, _ in seen if r.arrival_index >= arrivals)
         self._built[account] = (
             seen,

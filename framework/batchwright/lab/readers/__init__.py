@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from batchwright.errors import WorkloadError
@@ -18,8 +18,8 @@ READERS: Mapping[str, Reader] = {"azure": AZURE, "mooncake": MOONCAKE, "jsonl": 
 __all__ = ["READERS", "Reader", "read_file"]
 
 
-def read_file(path: Path, readers: Mapping[str, Reader] = READERS) -> list[WorkloadRow]:
-    """All rows of a trace file, in the order of the file.
+def read_file(path: Path, readers: Mapping[str, Reader] = READERS) -> Iterator[WorkloadRow]:
+    """The rows of a trace file, in the order of the file, as they are asked for.
 
     Args:
         path: of the file.
@@ -37,7 +37,12 @@ def read_file(path: Path, readers: Mapping[str, Reader] = READERS) -> list[Workl
                 raise WorkloadError(f"{path} is empty; {_understood(readers)}")
             for reader in readers.values():
                 if reader.understands(first[1]):
-                    rows = list(reader.read(path, first, lines))
+                    num = 0
+                    for row in reader.read(path, first, lines):
+                        num += 1
+                        yield row
+                    if not num:
+                        raise WorkloadError(f"{path} has a header and no rows: there is nothing to run")
                     break
             else:
                 found = first[1].strip()
@@ -49,9 +54,6 @@ def read_file(path: Path, readers: Mapping[str, Reader] = READERS) -> list[Workl
         raise WorkloadError(f"{path} is not a text file; {_understood(readers)}") from None
     except OSError as error:
         raise WorkloadError(f"cannot read {path}: {error.strerror or error}; {_understood(readers)}") from None
-    if not rows:
-        raise WorkloadError(f"{path} has a header and no rows: there is nothing to run")
-    return rows
 
 
 def _understood(readers: Mapping[str, Reader]) -> str:

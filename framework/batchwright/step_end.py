@@ -1,0 +1,90 @@
+"""The end of a step: who ended with it, what is told of it, and what its failure undoes."""
+
+from __future__ import annotations
+
+from batchwright.backend import StepResult
+from batchwright.batch_builder import BatchBuilder
+from batchwright.request import RESIDENT
+from batchwright.results import Over
+from batchwright.roster import NOBODY
+from batchwright.rules import Rules
+from batchwright.state import State
+from batchwright.step import Step
+
+
+class StepEnd:
+    """Ends the steps of one scheduler."""
+
+    def __init__(self, state: State, builder: BatchBuilder) -> None:
+        self._state = state
+        self._builder = builder
+
+    def advance(self, step: Step, over: Over, *, repeats: bool) -> None:
+        """The step is over, and these requests end with it.
+
+        Args:
+            step: its results are taken.
+            over: who ends and why, in batch order.
+            repeats: the policy decides the same again while nothing changes.
+        """
+        state = self._state
+        state.still = (
+            repeats
+            and step._num_riding == len(step.batch) == len(step.running) > 0
+            and not state.prefilling
+            and step._by_policy
+            and not step.preempted
+            and state.hooks.neutral.stationary
+        )
+        if over:
+            step.finished = [r for r, _ in over]
+            for request, reason in over:
+                state.end(request, reason)
+
+    def tell(self, step: Step, over: Over, result: StepResult) -> None:
+        """Tell observers of a step that is done; all who ended have ended, so they may abort others, or add."""
+        state = self._state
+        hooks = state.hooks
+        try:
+            if hooks.request_finished:
+                for request, reason in over:
+                    state.tell(hooks.request_finished, request, reason)
+            if state.events:
+                state.gather_events(step)
+            if hooks.step_finished:
+                state.tell(hooks.step_finished, step, result)
+        finally:
+            state.roster.advancing_to = NOBODY
+            riding = step._num_riding
+            for request in (*step.batch[riding:], *step.finished):
+                request._scheduled = 0
+            for request in step.batch[:riding] if step._aborted else ():
+                request._scheduled = 0
+
+    def fail(self, step: Step, rules: Rules, error: str, *, retry: bool, now: int) -> None:
+        """The backend failed with the step's batch: see ``Scheduler.fail``."""
+        state = self._state
+        step.end = now
+        state.still = False
+        if state.awaited is not None:
+            state.awaited.put_off.clear()
+        if step._num_riding:
+            state.disband(step)
+        for fresh in step._fresh.values():  # registered, and now never computed
+            for block in fresh:
+                state.blocks.unregister(block)
+        step._fresh.clear()
+        there = [r for r in step.batch if r._state == RESIDENT]
+        if retry:
+            state.building = True  # observers of an eviction may change nothing, as in any step
+            try:
+                self._builder.requeue(step, rules, there)
+            finally:
+                state.building = False
+        else:
+            step.finished = there
+            for request in there:
+                request.error = error
+                state.end(request, "error")
+        step.events.append({"step": step.index, "kind": "backend_fault", "error": error, "retried": retry})
+        self.tell(step, [(r, "error") for r in step.finished], StepResult((), now - step.now))
