@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from batchwright.card import Card, cost_of
 from batchwright.cli.policies import parameters
 from batchwright.config import EngineConfig, submodel
 from batchwright.config_sources import ENVIRONMENT_PREFIX
@@ -26,6 +27,7 @@ from batchwright.limits import Limits
 from batchwright.predictors.plugin import register_predictors
 from batchwright.replay.batchwright_format import _Request as ReplayedRequest
 from batchwright.request import Request
+from batchwright.routers.plugin import register_routers
 from batchwright.step import Step
 from batchwright_backends.sim.backend import SimOptions
 from batchwright_backends.sim.gpus import find_gpu, gpu_names
@@ -73,11 +75,24 @@ def environment() -> str:
 
 
 def of_model(model: type[BaseModel]) -> str:
-    """Parameters of a predictor."""
+    """Parameters of a predictor or router."""
     found = parameters(model)
+    if not found:
+        return "It takes no parameters.\n"
     return table(
         ("parameter", "type", "default", "meaning"), [(code(n), k, code(d), m) for n, (k, d, m) in found.items()]
     )
+
+
+def router_card(router: type[Any]) -> str:
+    """Where a router comes from, as a table."""
+    card: Card = router.card
+    rows = [("source", card.source)]
+    rows += [(f"rule: {rule}", f"in the code: {code(where)}") for rule, where in card.rules.items()]
+    rows += [("deviation", text) for text in card.deviations]
+    rows += [(f"evidence: {kind}", what) for kind, what in card.evidence.items()]
+    rows.append(("cost", (cost_of(router) or "").replace("``", "`")))
+    return table(("", ""), rows)
 
 
 def of_attributes(model: type[Any]) -> str:
@@ -311,7 +326,10 @@ def makers() -> dict[str, Callable[[], str]]:
         "peers_cpu": peers_on_cpu,
         "sim speed": sim_speed,
         "sim growth": sim_growth,
+        "fleet mooncake": fleet_mooncake,
         **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},
+        **{f"router {n}": (lambda k=k: of_model(k.Params)) for n, k in register_routers().items()},
+        **{f"card of {n}": (lambda k=k: router_card(k)) for n, k in register_routers().items()},
     }
 
 

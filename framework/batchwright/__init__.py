@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         CasesError,
         ComparisonError,
         ConfigError,
+        ExperimentError,
         InfeasibleRequestError,
         InvalidRequestError,
         PluginError,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
         UnknownRequestError,
         WorkloadError,
     )
+    from batchwright.fleet.fleet import Fleet
+    from batchwright.fleet.view import FleetView, ReplicaView
     from batchwright.hookspecs import HOLD, Refusal, hookimpl
     from batchwright.lazy_heap import LazyHeap
     from batchwright.leap import Leap
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from batchwright.prefix_cache import PrefixCache
     from batchwright.ranked import Ordered, Ranked
     from batchwright.request import SLO, Request
+    from batchwright.router import Router
     from batchwright.sampling_params import SamplingParams
     from batchwright.scheduler import Scheduler
     from batchwright.step import Step
@@ -78,6 +82,7 @@ _HOME = {
     "CasesError": "batchwright.errors",
     "ComparisonError": "batchwright.errors",
     "ConfigError": "batchwright.errors",
+    "ExperimentError": "batchwright.errors",
     "InfeasibleRequestError": "batchwright.errors",
     "InvalidRequestError": "batchwright.errors",
     "PluginError": "batchwright.errors",
@@ -86,6 +91,9 @@ _HOME = {
     "RequestError": "batchwright.errors",
     "UnknownRequestError": "batchwright.errors",
     "WorkloadError": "batchwright.errors",
+    "Fleet": "batchwright.fleet.fleet",
+    "FleetView": "batchwright.fleet.view",
+    "ReplicaView": "batchwright.fleet.view",
     "HOLD": "batchwright.hookspecs",
     "Refusal": "batchwright.hookspecs",
     "hookimpl": "batchwright.hookspecs",
@@ -105,6 +113,7 @@ _HOME = {
     "Ranked": "batchwright.ranked",
     "SLO": "batchwright.request",
     "Request": "batchwright.request",
+    "Router": "batchwright.router",
     "SamplingParams": "batchwright.sampling_params",
     "Scheduler": "batchwright.scheduler",
     "Step": "batchwright.step",
@@ -133,6 +142,9 @@ __all__ = [
     "ConfigError",
     "Engine",
     "EngineConfig",
+    "ExperimentError",
+    "Fleet",
+    "FleetView",
     "InfeasibleRequestError",
     "InvalidRequestError",
     "LazyHeap",
@@ -151,9 +163,11 @@ __all__ = [
     "RealClock",
     "Refusal",
     "RefusedRequestError",
+    "ReplicaView",
     "Request",
     "RequestError",
     "RequestOutput",
+    "Router",
     "SamplingParams",
     "Scheduler",
     "Step",

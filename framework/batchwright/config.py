@@ -74,6 +74,17 @@ class EngineConfig(BaseModel):
         description="Who predicts the output length of requests that bring no prediction: NAME, NAME:param=value,…, "
         "{use: NAME, param: value}; null: nobody.",
     )
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        description="Engines like this one, side by side behind a router, each with a policy and a KV pool of its own. "
+        "More than one: on a simulator only, by run and ab.",
+    )
+    router: str | dict[str, Any] | None = Field(
+        default=None,
+        description="Who says which replica takes a request: NAME, NAME:param=value,…, {use: NAME, param: value}; "
+        "null: round_robin.",
+    )
     backend: str = Field(
         default="sim:llama-3.1-8b@h100", description="What executes batches: sim:MODEL@GPU, cpu:MODEL, cuda:MODEL."
     )

@@ -18,7 +18,7 @@ ENVIRONMENT_PREFIX = "BATCHWRIGHT_SET_"
 """``BATCHWRIGHT_SET_MAX_NUM_SEQS=8``; a double underscore goes one level down: ``…_PREFIX_CACHE__VISIBLE``."""
 
 
-_WHOLE = ("policy", "predict")
+_WHOLE = ("policy", "predict", "router")
 """Settings that name something and give it parameters."""
 
 
@@ -44,7 +44,7 @@ class ConfigSources:
     def add_mapping(self, values: Mapping[str, Any], origin: str) -> None:
         """Take nested values from somewhere; they win over earlier ones.
 
-        A policy is taken as a whole, and so is a predictor: parameters of the one before do not stay behind.
+        A policy is taken as a whole, and so are predictor and router: parameters of the one before do not stay behind.
         """
         for name in _WHOLE:
             if name in values:

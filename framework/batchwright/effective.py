@@ -14,6 +14,7 @@ from batchwright.errors import ConfigError, did_you_mean
 from batchwright.limits import Limits
 from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
+from batchwright.router import Router
 
 _LIMITS = tuple(f.name for f in fields(Limits))
 
@@ -40,6 +41,7 @@ def effective_settings(
     policy: ActivePolicy,
     origins: Mapping[str, str] | None = None,
     predictor: tuple[str, Predictor] | None = None,
+    router: tuple[str, Router] | None = None,
 ) -> Effective:
     """Settings in force for a config and its policy.
 
@@ -48,6 +50,7 @@ def effective_settings(
         policy: as resolved from it.
         origins: where the config's values come from, as :class:`ConfigSources` knows it.
         predictor: as resolved from it, with its name.
+        router: the same, where there is one.
 
     Raises:
         ConfigError: a default the policy declares names no setting, or is out of its range.
@@ -74,6 +77,9 @@ def effective_settings(
     if predictor is not None:
         name, one = predictor
         values["predict"] = one.describe(name)
+    if router is not None:
+        name, who = router
+        values["router"] = who.describe(name)
     cache = {n.removeprefix("prefix_cache."): v for n, v in values.items() if n.startswith("prefix_cache.")}
     try:
         return Effective(Limits(**{n: values[n] for n in _LIMITS}), PrefixCache(**cache), values, sources)

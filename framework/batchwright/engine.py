@@ -77,6 +77,11 @@ class Engine:
                 f"config must be an EngineConfig, not {config!r}; EngineConfig.parse makes one of a mapping"
             )
         self.config = config = config if config is not None else EngineConfig()
+        if config.replicas > 1:
+            raise ConfigError(
+                f"replicas is {config.replicas}, and an Engine is one: run them with batchwright run or ab, "
+                "batchwright.lab.run_arm, or batchwright.Fleet; or set replicas to 1"
+            )
         self.plugins = installed if installed is not None else load_plugins(config.no_plugins)
         active = resolve_policy(policy if policy is not None else config.policy, self.plugins)
         predictor = resolve_predictor(config.predict, self.plugins)

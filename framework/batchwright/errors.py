@@ -10,6 +10,7 @@ BatchwrightError
 │   └── UnknownRequestError     no request of that id is here
 ├── PolicyError                 a policy broke a rule of the contract
 ├── BackendError                a backend cannot start, or failed in a step
+├── ExperimentError             some runs of an experiment failed; it holds the others
 ├── WorkloadError               a trace or a workload description
 ├── CasesError                  recorded decisions that cannot be read
 └── ComparisonError             arms that must not be compared
@@ -18,11 +19,23 @@ BatchwrightError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class BatchwrightError(Exception):
     """Base of all errors that Batchwright raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Some take more than their message: an exception would be pickled as a call with the message alone.
+        return _unpickled, (type(self), self.args, dict(vars(self)))
+
+
+def _unpickled(kind: type[BatchwrightError], args: tuple[Any, ...], state: dict[str, Any]) -> BatchwrightError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 class ConfigError(BatchwrightError):
@@ -108,6 +121,20 @@ class WorkloadError(BatchwrightError):
 
 class CasesError(BatchwrightError):
     """A file of recorded decisions cannot be read."""
+
+
+class ExperimentError(BatchwrightError):
+    """Some runs of an experiment failed; the message names the arm and seed of each, and what went wrong.
+
+    Attributes:
+        runs: records of the runs that did not fail.
+        errors: the errors, in the order of the runs.
+    """
+
+    def __init__(self, message: str, runs: Sequence[Any], errors: Sequence[Exception]) -> None:
+        super().__init__(message)
+        self.runs = tuple(runs)
+        self.errors = tuple(errors)
 
 
 class ComparisonError(BatchwrightError):

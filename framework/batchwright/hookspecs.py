@@ -19,10 +19,12 @@ from batchwright.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from batchwright.backend import BackendEntry, StepResult
+    from batchwright.fleet.view import FleetView
     from batchwright.leap import Leap
     from batchwright.policy import Policy
     from batchwright.predictor import Predictor
     from batchwright.request import Request
+    from batchwright.router import Router
     from batchwright.step import Step
 
 PROJECT = "batchwright"
@@ -119,6 +121,18 @@ def predict_output(request: Request) -> int | None:
     """
 
 
+# Fleets ------------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def routing(fleet: FleetView, request: Request) -> int | None:
+    """Which replica of a fleet takes the request: its index, 0 to ``len(fleet) - 1``.
+
+    Asked once for each request, when it arrives. Who implements it: routers, and plugins that a config lists. Since
+    0.1.
+    """
+
+
 # Observers ---------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +202,12 @@ def register_predictors() -> Mapping[str, type[Predictor]]:
 
 
 @hookspec
+def register_routers() -> Mapping[str, type[Router]]:
+    """Routers of fleets, by name; one routes where a config names it. Since 0.1."""
+    return {}
+
+
+@hookspec
 def register_workloads() -> Mapping[str, Any]:
     """Workload readers, by name: see ``batchwright.lab``. Since 0.1."""
     return {}
@@ -202,6 +222,8 @@ def register_metrics() -> Mapping[str, Any]:
 DECISIONS = ("admission", "chunking", "reservation", "preemption", "arrival", "predict_output")
 IN_STEP = ("admission", "chunking", "reservation", "preemption")
 """Decisions that are asked while a step is built; the others, when a request is added."""
+ROUTING = ("routing",)
+"""Decisions about a fleet: they belong to its router, and to no policy."""
 OBSERVERS = (
     "step_started",
     "step_finished",
@@ -216,7 +238,8 @@ REGISTRATIONS = (
     "register_policies",
     "register_backends",
     "register_predictors",
+    "register_routers",
     "register_workloads",
     "register_metrics",
 )
-HOOKS = DECISIONS + OBSERVERS + REGISTRATIONS
+HOOKS = DECISIONS + ROUTING + OBSERVERS + REGISTRATIONS

@@ -21,6 +21,7 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "preemption": (Request, hookspecs.Hold, types.NoneType),
     "arrival": (bool, hookspecs.Refusal, types.NoneType),
     "predict_output": (int, types.NoneType),
+    "routing": (int, types.NoneType),
 }
 
 
@@ -102,9 +103,17 @@ def _check_annotations(function: Callable[..., Any], hook: str, where: str) -> N
 
 def _expected() -> dict[str, type]:
     from batchwright.backend import StepResult
+    from batchwright.fleet.view import FleetView
     from batchwright.step import Step
 
-    return {"step": Step, "request": Request, "victim": Request, "result": StepResult, "reason": str}
+    return {
+        "fleet": FleetView,
+        "step": Step,
+        "request": Request,
+        "victim": Request,
+        "result": StepResult,
+        "reason": str,
+    }
 
 
 def _evaluate(annotation: Any, function: Callable[..., Any]) -> Any:

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 from batchwright.active_policy import is_policy_class
 from batchwright.backend import BackendEntry
 from batchwright.errors import ConfigError, PluginError, did_you_mean
-from batchwright.hookspecs import DECISIONS, OBSERVERS, REGISTRATIONS
+from batchwright.hookspecs import DECISIONS, OBSERVERS, REGISTRATIONS, ROUTING
 from batchwright.plugin_checks import check_plugin, hook_methods
 from batchwright.policy import Policy
 from batchwright.predictor import Predictor, is_predictor_class
+from batchwright.router import Router, is_router_class
 
 GROUP = "batchwright"
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class Plugin:
         name: of its entry point.
         distribution: name and version of the distribution it came with.
         value: the module or object.
-        active_hooks: its decision and observer hooks, which run where a config lists it under ``plugins``.
+        active_hooks: its decision, routing and observer hooks, which run where a config lists it under ``plugins``.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Plugins:
 
     Attributes:
         plugins: by name, in the order of loading.
-        policies, backends, predictors, workloads, metrics: what they register, by name.
+        policies, backends, predictors, routers, workloads, metrics: what they register, by name.
         origin: ``(kind, name)`` to the plugin that registered it.
     """
 
@@ -57,6 +58,7 @@ class Plugins:
     policies: dict[str, type[Policy]] = field(default_factory=dict)
     backends: dict[str, BackendEntry] = field(default_factory=dict)
     predictors: dict[str, type[Predictor]] = field(default_factory=dict)
+    routers: dict[str, type[Router]] = field(default_factory=dict)
     workloads: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     origin: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -113,6 +115,10 @@ class Plugins:
             if not is_predictor_class(value):
                 raise PluginError(f"predictor {name!r} must be a subclass of batchwright.Predictor, not {value!r}")
             check_plugin(value, name)
+        if kind == "routers":
+            if not is_router_class(value):
+                raise PluginError(f"router {name!r} must be a subclass of batchwright.Router, not {value!r}")
+            check_plugin(value, name)
         if kind == "backends" and not isinstance(value, BackendEntry):
             raise PluginError(f"backend {name!r} must be a batchwright.BackendEntry, not {value!r}")
 
@@ -131,6 +137,14 @@ class Plugins:
             ConfigError: there is none; the message gives the nearest names.
         """
         return _named("predict: unknown predictor", name, self.predictors)
+
+    def router(self, name: str) -> type[Router]:
+        """The router class of that name.
+
+        Raises:
+            ConfigError: there is none; the message gives the nearest names.
+        """
+        return _named("router: unknown router", name, self.routers)
 
     def backend(self, name: str) -> BackendEntry:
         """The backend of that name.
@@ -209,7 +223,7 @@ def _load(point: EntryPoint) -> Plugin:
             f"(policies are offered by register_policies); mend or uninstall it, or {_without(point.name)}"
         )
     hooks = dict(hook_methods(value))
-    active = tuple(h for h in (*DECISIONS, *OBSERVERS) if h in hooks)
+    active = tuple(h for h in (*DECISIONS, *ROUTING, *OBSERVERS) if h in hooks)
     return Plugin(point.name, _distribution(point), value, active)
 
 

@@ -18,9 +18,12 @@ from batchwright.plugin_checks import check_plugin
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
 from batchwright.predictor import Predictor
+from batchwright.router import Router
+from batchwright.routers.round_robin import RoundRobin
 
 DEFAULT_POLICY = "prefill_first"
-Kind = TypeVar("Kind", Policy, Predictor)
+DEFAULT_ROUTER = "round_robin"
+Kind = TypeVar("Kind", Policy, Predictor, Router)
 
 
 def default_policy(plugins: Plugins | None = None) -> Policy:
@@ -130,16 +133,45 @@ def resolve_predictor(
     """
     if spec is None:
         return None
-    values = parse_arm(spec) if isinstance(spec, str) else dict(spec)
-    name = values.pop("use", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"predict: use must name a predictor, not {name!r}; as in predict: {{use: noisy, tau: 0.5}}")
+    name, values = _named(spec, "predict: use must name a predictor", "predict: {use: noisy, tau: 0.5}")
     if ".py:" in name:
         cls = _from_file(name, Predictor)
         check_plugin(cls, cls.__name__)
         return cls.__name__, cls.from_values(values)
     plugins = plugins if plugins is not None else load_plugins()
     return name, plugins.predictor(name).from_values(values)
+
+
+def resolve_router(spec: str | Mapping[str, Any] | None, plugins: Plugins | None = None) -> tuple[str, Router]:
+    """A router and its name.
+
+    Args:
+        spec: ``NAME`` or ``NAME:param=value,…``; ``{"use": NAME, param: value}``; for the name also a file and a class.
+            None: the default router.
+        plugins: where names are looked up; None loads what is installed.
+
+    Raises:
+        ConfigError: an unknown router or parameter.
+        PluginError: a hook of it is wrong.
+    """
+    if spec is None:
+        return DEFAULT_ROUTER, RoundRobin()
+    name, values = _named(spec, "router: use must name a router", "router: {use: prefix_aware, load_weight: 0.5}")
+    if ".py:" in name:
+        cls = _from_file(name, Router)
+        check_plugin(cls, cls.__name__)
+        return cls.__name__, cls.from_values(values)
+    plugins = plugins if plugins is not None else load_plugins()
+    return name, plugins.router(name).from_values(values)
+
+
+def _named(spec: str | Mapping[str, Any], problem: str, example: str) -> tuple[str, dict[str, Any]]:
+    """The name that a spec gives, and the parameters."""
+    values = parse_arm(spec) if isinstance(spec, str) else dict(spec)
+    name = values.pop("use", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{problem}, not {name!r}; as in {example}")
+    return name, values
 
 
 def _from_file(name: str, base: type[Kind]) -> type[Kind]:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from batchwright.backend import StepResult
 from batchwright.errors import PolicyError, Written
 from batchwright.limits import Limits
-from batchwright.policy import Policy
+from batchwright.params import Parametrized
 from batchwright.request import Request
 from batchwright.step import Step
 
@@ -164,7 +164,7 @@ def _bare(value: Any) -> Any:
 class Glass:
     """Shows the core's objects to hooks, and takes their answers back."""
 
-    def __init__(self, policies: Mapping[str, Policy], note: Callable[[PolicyError], None]) -> None:
+    def __init__(self, policies: Mapping[str, Parametrized], note: Callable[[PolicyError], None]) -> None:
         """Takes policies whose parameters are watched, by name, and whom to tell of what an observer tried."""
         self._note = note
         self._attempt: Written | None = None

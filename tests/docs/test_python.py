@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from batchwright import Limits, Policy, Request, SamplingParams, Scheduler
+from batchwright import Limits, Policy, Request, Router, SamplingParams, Scheduler
 from batchwright.plugin_checks import hook_methods
 from docs.blocks import PAGES, ROOT, Block, blocks
 
@@ -134,7 +134,8 @@ def plugins_of(space: ModuleType) -> tuple[dict[str, type[Policy]], dict[str, An
     """Policies of a page, and its other classes with hooks."""
     classes = {n: v for n, v in vars(space).items() if isinstance(v, type) and v.__module__ == space.__name__}
     policies = {n: c for n, c in classes.items() if issubclass(c, Policy)}
-    others = {n: c for n, c in classes.items() if n not in policies and list(hook_methods(c))}
+    of_fleets = {n for n, c in classes.items() if issubclass(c, Router)}
+    others = {n: c for n, c in classes.items() if n not in {*policies, *of_fleets} and list(hook_methods(c))}
     return policies, others
 
 

@@ -14,21 +14,24 @@ from batchwright import (
     HOLD,
     Engine,
     EngineConfig,
+    FleetView,
     InvalidRequestError,
     Policy,
     Predictor,
     Refusal,
     RefusedRequestError,
     Request,
+    Router,
     Step,
     StepResult,
     hookimpl,
     hookspecs,
 )
-from batchwright.hookspecs import DECISIONS, HOOKS, OBSERVERS, REGISTRATIONS
+from batchwright.hookspecs import DECISIONS, HOOKS, OBSERVERS, REGISTRATIONS, ROUTING
 from batchwright.plugins import load_plugins
 from fake_plugins import FakePoint, fake_entry, module_of
 from faulty import PrefillFirst
+from fleet_toolbox import drive, make_fleet
 from toolbox import make_engine, make_request, play
 
 DOCS = Path(__file__).parents[2] / "docs" / "hooks.md"
@@ -166,6 +169,17 @@ def test_predict_output_decides_what_is_expected_of_a_request() -> None:
     assert [tape.requests[i].predicted_output_tokens for i in "abc"] == [10, 3, None]
 
 
+@fires("routing")
+def test_routing_decides_which_replica_takes_a_request() -> None:
+    class Last(Router):
+        @hookimpl
+        def routing(self, fleet: FleetView, request: Request) -> int:
+            return len(fleet) - 1
+
+    with make_fleet(3, Last()) as fleet:
+        assert drive(fleet, [make_request(i, 4, 2) for i in "ab"]) == [2, 2]
+
+
 @fires("step_started")
 def test_step_started_fires_before_each_step() -> None:
     calls = observe("step_started")
@@ -257,6 +271,14 @@ def test_register_predictors_fires_when_plugins_are_loaded() -> None:
     assert _registered("register_predictors", Mine).predictor("mine") is Mine
 
 
+@fires("register_routers")
+def test_register_routers_fires_when_plugins_are_loaded() -> None:
+    class Mine(Router):
+        pass
+
+    assert _registered("register_routers", Mine).router("mine") is Mine
+
+
 @fires("register_workloads")
 def test_register_workloads_fires_when_plugins_are_loaded() -> None:
     assert _registered("register_workloads", len).workloads == {"mine": len}
@@ -275,11 +297,12 @@ def test_every_hook_has_its_test() -> None:
 def test_the_list_of_hooks_is_the_specification() -> None:
     specified = {n for n, f in vars(hookspecs).items() if getattr(f, "batchwright_spec", None) is not None}
     assert specified == set(HOOKS)
-    assert len(HOOKS) == len(DECISIONS) + len(OBSERVERS) + len(REGISTRATIONS) == len(set(HOOKS))
+    kinds = (DECISIONS, ROUTING, OBSERVERS, REGISTRATIONS)
+    assert len(HOOKS) == sum(map(len, kinds)) == len(set(HOOKS))
     for hook in HOOKS:
         function = getattr(hookspecs, hook)
         assert "Since 0." in " ".join((function.__doc__ or "").split()), f"{hook}: since when?"
-        assert function.batchwright_spec["firstresult"] == (hook in DECISIONS)
+        assert function.batchwright_spec["firstresult"] == (hook in (*DECISIONS, *ROUTING))
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from batchwright.cli.option_groups import takes_groups
-from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WorkloadOptions
+from batchwright.cli.options import EngineOptions, JobOptions, OutputOptions, StopOptions, WorkloadOptions
 
 
 @takes_groups
@@ -16,12 +16,17 @@ def ab(
     engine: EngineOptions,
     workload: WorkloadOptions,
     stop: StopOptions,
+    job: JobOptions,
     output: OutputOptions,
+    agree: Annotated[
+        bool, typer.Option("--agree", help="Run on two backends, and tell where the differences agree.")
+    ] = False,
 ) -> None:
     """Compare policies on the very same requests.
 
     An arm is NAME, NAME:param=value,..., path.py:Class[:param=value,...], or a config file (.yaml, .yml, .toml). Write
-    LABEL=ARM to give it a label of your own. All arms run on one backend, one after the other.
+    LABEL=ARM to give it a label of your own. All arms run on one backend, one after the other, or with --jobs several
+    at a time.
 
     \b
     Examples:
@@ -29,15 +34,25 @@ def ab(
       batchwright ab prefill_first vllm_v1 --workload trace.csv --speedup 2
       batchwright ab base=prefill_first mine=my.py:Mine --backend cpu:smollm2-135m
       batchwright ab a.yaml b.yaml --set max_num_seqs=64 --arm-set B.block_size=32
+      batchwright ab vllm_v1 b=vllm_v1 --set replicas=8 --arm-set b.router=random
+      batchwright ab vllm_v1 stall_free plas --workload trace.csv --jobs 3
+      batchwright ab prefill_first stall_free --backend sim:mine.yaml,cpu:smollm2-135m --agree
 
     The table has a column for each arm and a row for each metric. Every arm is compared with A: the difference, its
     interval, and "better" or "worse" where that leaves out zero; without these words this run does not show a
     difference. The lines below the table say what the load could show: one in which nobody waits, or which no arm can
     keep up with, tells little about policies, whatever the figures say.
 
-    Exit code: 0; 1 when requests failed or none finished; 2 for a wrong command line or config; 130 after Ctrl-C, which
-    prints what there is.
+    --jobs and --executor spread the runs of a simulator over processes or over Ray; the records are the same. A run
+    that fails is named, with its arm and seed, and the others are reported.
+
+    --agree takes two backends, as in --backend A,B: all arms run on both, and each metric has both differences with
+    their intervals, whether they have the same sign, and whether the intervals overlap.
+
+    Exit code: 0; 1 when requests failed, none finished, or two backends contradict each other; 2 for a wrong command
+    line or config; 130 after Ctrl-C, which prints what there is.
     """
+    from batchwright.cli.agreement import check_one_named, run_agreement
     from batchwright.cli.experiment import run_experiment
     from batchwright.errors import ConfigError
 
@@ -45,4 +60,9 @@ def ab(
         raise ConfigError(
             f"ab compares two arms or more, and {arms[0]!r} is one; add another, or use batchwright run {arms[0]}"
         )
-    raise typer.Exit(run_experiment(arms, engine, workload, stop, output))
+    if agree:
+        if job.jobs is not None or job.executor is not None:
+            raise ConfigError("--agree runs all arms one after the other: leave --jobs and --executor out")
+        raise typer.Exit(run_agreement(arms, engine, workload, stop, output))
+    check_one_named(engine.backend)
+    raise typer.Exit(run_experiment(arms, engine, workload, stop, output, job=job))

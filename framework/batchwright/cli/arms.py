@@ -17,7 +17,7 @@ from batchwright.config_sources import ConfigSources
 from batchwright.effective import Effective, effective_settings
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright.plugins import Plugins, load_plugins
-from batchwright.resolve import parse_arm, resolve_policy, resolve_predictor
+from batchwright.resolve import parse_arm, resolve_policy, resolve_predictor, resolve_router
 
 if TYPE_CHECKING:
     from batchwright.active_policy import ActivePolicy
@@ -62,10 +62,16 @@ class Arm:
             ConfigError, PluginError: what is wrong with it.
         """
         predictor = resolve_predictor(self.config.predict, self.plugins)
-        effective = effective_settings(self.config, self.policy(), self.origins, predictor)
+        has_router = self.config.replicas > 1 or self.config.router is not None
+        router = resolve_router(self.config.router, self.plugins) if has_router else None
+        effective = effective_settings(self.config, self.policy(), self.origins, predictor, router)
         for name in self.config.plugins:
             self.plugins.active(name)
         self.plugins.backend(self.config.backend.partition(":")[0])
+        if has_router:
+            from batchwright.fleet.fleet import check_virtual
+
+            check_virtual(self.config, self.plugins)
         return effective
 
 

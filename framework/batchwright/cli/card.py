@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from batchwright.policy import Policy
+    from batchwright.router import Router
 
 
-def print_card(console: Console, name: str, policy: Policy, origin: str) -> bool:
-    """Print the card of a policy; returns whether it has one.
+def print_card(console: Console, name: str, policy: Policy | Router, origin: str) -> bool:
+    """Print the card of a policy or router; returns whether it has one.
 
     Args:
         console: where to.
@@ -26,6 +27,8 @@ def print_card(console: Console, name: str, policy: Policy, origin: str) -> bool
         policy: an object of it.
         origin: of the class: distribution, or file.
     """
+    from batchwright.policy import Policy
+
     kind = type(policy)
     found = card_of(kind)
     say(console, f"{name}, from {origin}\n")
@@ -36,10 +39,9 @@ def print_card(console: Console, name: str, policy: Policy, origin: str) -> bool
         if owner is not kind:
             say(console, f"It has no card of its own; this is the card of {owner.__name__}, from which it derives.\n")
         _print(console, card, kind)
-    rest = {
-        "declares": ", ".join(declared(policy)) or "nothing special",
-        "cost": (cost_of(kind) or "not stated").replace("``", ""),
-    }
+    rest = {"cost": (cost_of(kind) or "not stated").replace("``", "")}
+    if isinstance(policy, Policy):
+        rest = {"declares": ", ".join(declared(policy)) or "nothing special", **rest}
     if not kind.Params.model_fields:
         rest["parameters"] = "none"
     if found is None:
@@ -54,7 +56,7 @@ def print_card(console: Console, name: str, policy: Policy, origin: str) -> bool
     return found is not None
 
 
-def _print(console: Console, card: Card, kind: type[Policy]) -> None:
+def _print(console: Console, card: Card, kind: type[Policy | Router]) -> None:
     _print_pairs(console, {"decides": summary(kind), "source": card.source})
     say(console, "")
     table = make_table(console, "where", "in the code", "rule of the source", whole=2)

@@ -73,8 +73,11 @@ def show(
     if with_backend:
         from batchwright.engine import Engine
 
-        with Engine(made.config, origins=made.origins, installed=made.plugins) as running:
+        one = made.config.model_copy(update={"replicas": 1, "router": None})
+        fleet = {name: effective.values[name] for name in ("replicas", "router")}
+        with Engine(one, origins=made.origins, installed=made.plugins) as running:
             effective = running.effective
+        effective.values.update(fleet)
     if as_yaml:
         import yaml
 

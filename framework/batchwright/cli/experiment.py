@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from batchwright.cli.arms import Arm, check_one_backend, make_arms
-from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WorkloadOptions
+from batchwright.cli.options import EngineOptions, JobOptions, OutputOptions, StopOptions, WorkloadOptions
 from batchwright.cli.output import check_writable, make_console, show_progress
 from batchwright.cli.program import FAILED, INTERRUPTED, OK
 from batchwright.cli.workloads import make_workload
 from batchwright.engine import Engine
-from batchwright.lab import (
-    Comparison,
-    RunRecord,
-    Workload,
-    compare,
-    format_report,
-    print_report,
-    run_arm,
-)
+from batchwright.errors import ConfigError
+from batchwright.lab import Comparison, compare, format_report, print_report
+from batchwright.lab.executors import Task, choose_executor
+from batchwright.lab.experiment import run_tasks
 from batchwright.lab.outputs import Outputs
 from batchwright.replay import DecisionRecorder
 
@@ -36,82 +31,97 @@ def run_experiment(
     output: OutputOptions,
     record: Path | None = None,
     explain: Path | None = None,
+    job: JobOptions | None = None,
     outputs: Path | None = None,
 ) -> int:
     """Run the arms, print the report and write the files; returns the exit code.
 
     Raises:
-        BatchwrightError: something of it cannot be had, or a policy broke a rule.
+        BatchwrightError: something of it cannot be had, or a policy broke a rule; where only some runs failed, after
+            the report of the others.
     """
     check_writable(output.json_file, "--json")
     check_writable(record, "--record")
     check_writable(explain, "--explain")
     check_writable(outputs, "--outputs")
+    job = job if job is not None else JobOptions()
+    executor = choose_executor(job.executor, job.jobs)
     arms = make_arms(texts, engine)
     if not texts[0]:  # run without an arm
         arms = [replace(arms[0], label=arms[0].policy().name)]
     check_one_backend(arms)
+    _check_one_engine(arms[0], {"--record": record, "--explain": explain, "--outputs": outputs})
     rows = make_workload(workload, arms[0].config.backend, arms[0].plugins)
-    with show_progress(output.quiet, f"starting {arms[0].config.backend}") as progress:
-        options: dict[str, Any] = {
-            "declared": workload.declared_max_tokens,
-            "respect_eos": workload.respect_eos,
-            "seed": engine.seed or 0,
-            "max_steps": stop.max_steps,
-            "max_seconds": stop.max_seconds,
-            "progress": progress,
-        }
-        runs: list[RunRecord] = []
-        try:
-            for arm in arms:
-                runs.append(_run(arm, rows, options, record, explain, outputs))
-                if runs[-1].stopped == "interrupted":
-                    break
-        except KeyboardInterrupt:  # while an arm was made, before it ran
-            if not runs:
-                raise
+    options: dict[str, Any] = {
+        "declared": workload.declared_max_tokens,
+        "respect_eos": workload.respect_eos,
+        "max_steps": stop.max_steps,
+        "max_seconds": stop.max_seconds,
+    }
+    collected: list[Outputs] = []
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(show_progress(output.quiet, f"starting {arms[0].config.backend}"))
+        tasks = [
+            Task(
+                arm.label,
+                arm.config,
+                rows,
+                engine.seed or 0,
+                options,
+                arm.origins,
+                _local(arm, stack, record, explain, outputs, collected) if executor.name == "serial" else {},
+            )
+            for arm in arms
+        ]
+        experiment = run_tasks(tasks, executor, progress)
+    runs, error = experiment.runs, experiment.error()
+    if not runs and error is not None:
+        raise error
     comparison = compare(runs, seed=engine.seed or 0)
     if not output.quiet:
         _print(comparison)
     if output.json_file is not None:
         comparison.write_json(output.json_file)
-    return INTERRUPTED if len(runs) < len(arms) else _exit_code(comparison)
+    for each in collected if runs else ():
+        each.write(runs[0])
+    if error is not None:
+        sys.stdout.flush()
+        raise error
+    return INTERRUPTED if experiment.was_interrupted else _exit_code(comparison)
 
 
-def _run(
+def _check_one_engine(arm: Arm, files: dict[str, Path | None]) -> None:
+    if arm.config.replicas > 1:
+        for option, path in files.items():
+            if path is not None:
+                raise ConfigError(
+                    f"{option} {path}: it holds the decisions of one engine, and replicas is {arm.config.replicas}; "
+                    f"leave {option} out, or set replicas=1"
+                )
+
+
+def _local(
     arm: Arm,
-    workload: Workload,
-    options: Mapping[str, Any],
+    stack: contextlib.ExitStack,
     record: Path | None,
     explain: Path | None,
     outputs: Path | None,
-) -> RunRecord:
-    collected: list[Outputs] = []
-    with contextlib.ExitStack() as stack:
+    collected: list[Outputs],
+) -> dict[str, Any]:
+    """What a run in this process is given beside: plugins that are loaded already, files written on the way."""
 
-        def on_engine(engine: Engine) -> None:
-            if record is not None:
-                stack.enter_context(DecisionRecorder(record, engine.scheduler, case=arm.label))
-            if explain is not None:
-                from batchwright.trace import ReasonRecorder
+    def on_engine(engine: Engine) -> None:
+        if record is not None:
+            stack.enter_context(DecisionRecorder(record, engine.scheduler, case=arm.label))
+        if explain is not None:
+            from batchwright.trace import ReasonRecorder
 
-                backend = engine.backend.name
-                stack.enter_context(ReasonRecorder(explain, engine.scheduler, arm=arm.label, backend=backend))
-            if outputs is not None:
-                collected.append(Outputs(outputs, engine))
+            backend = engine.backend.name
+            stack.enter_context(ReasonRecorder(explain, engine.scheduler, arm=arm.label, backend=backend))
+        if outputs is not None:
+            collected.append(Outputs(outputs, engine))
 
-        run = run_arm(
-            arm.config,
-            workload,
-            arm=arm.label,
-            origins=arm.origins,
-            installed=arm.plugins,
-            on_engine=on_engine,
-            **options,
-        )
-    for each in collected:
-        each.write(run)
-    return run
+    return {"installed": arm.plugins, "on_engine": on_engine}
 
 
 def _print(comparison: Comparison) -> None:

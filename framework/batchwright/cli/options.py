@@ -98,6 +98,23 @@ class StopOptions:
 
 
 @dataclass(frozen=True)
+class JobOptions:
+    """Where runs are executed."""
+
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", metavar="N", help="Run so many arms at a time; on a simulator.")
+    ] = None
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            metavar="NAME",
+            help="serial, processes or ray. Without it, processes where --jobs is more than 1.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
 class OutputOptions:
     """What is written where."""
 

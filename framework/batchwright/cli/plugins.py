@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchwright.cli.options import Debug, NoPlugin
 
-KINDS = ("policies", "backends", "predictors", "workloads", "metrics")
+KINDS = ("policies", "backends", "predictors", "routers", "workloads", "metrics")
 
 
 def plugins(no_plugin: NoPlugin = None, debug: Debug = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
 
+    from batchwright.plugins import Plugins
     from batchwright.policy import Policy
+    from batchwright.router import Router
 
 
 def policies(
@@ -26,7 +29,7 @@ def policies(
     no_plugin: NoPlugin = None,
     debug: Debug = False,
 ) -> None:
-    """List the policies, or tell all about one.
+    """List the policies and routers, or tell all about one.
 
     \b
     Examples:
@@ -34,12 +37,14 @@ def policies(
       batchwright policies stall_free
       batchwright policies --card vtc
       batchwright policies --card my_policy.py:Mine
+      batchwright policies prefix_aware
 
     The list says what each does, what it declares, and which distribution brings it. Declared are: "never cuts"
     (prompts run whole, so those beyond the token budget are refused), "decodes are free" (they take nothing of the
     budget), "predicts" (it needs a backend with a cost estimate: sim), "stationary" (what it decided it decides again
     until something changes), "preemptive" (residents are evicted for newcomers), "reserves all" (blocks to the end are
-    taken at the start), "decodes wait" (some steps leave them out for prompts).
+    taken at the start), "decodes wait" (some steps leave them out for prompts). Below the policies stand the routers,
+    which say which replica of a fleet takes a request.
 
     With NAME: its documentation, its parameters with type and default, the settings it wants where the config says
     nothing, and the hooks it implements. batchwright config schema --policy NAME gives the parameters as JSON Schema.
@@ -60,21 +65,41 @@ def policies(
     if card and name is None:
         raise ConfigError("--card: name the policy whose card is meant, as in batchwright policies --card stall_free")
     if name is not None:
-        from batchwright.resolve import resolve_policy
-
-        policy = next(iter(resolve_policy(name, plugins).slots.values()))
-        plugin = plugins.origin.get(("policies", name.partition(":")[0]))
-        origin = plugins.plugins[plugin].distribution if plugin is not None else inspect.getfile(type(policy))
+        what, found = _find(name, plugins)
+        plugin = plugins.origin.get((what, name.partition(":")[0]))
+        origin = plugins.plugins[plugin].distribution if plugin is not None else inspect.getfile(type(found))
         if card:
-            raise typer.Exit(OK if print_card(console, name, policy, origin) else FAILED)
-        _describe(console, name, policy, origin)
+            raise typer.Exit(OK if print_card(console, name, found, origin) else FAILED)
+        _describe(console, name, found, origin)
         return
     table = make_table(console, "policy", "what it does", "declares", "from")
     for known, kind in sorted(plugins.policies.items()):
         distribution = plugins.plugins[plugins.origin["policies", known]].distribution
         table.add_row(known, summary(kind), ", ".join(declared(_default(kind))), distribution)
     print_table(console, table)
+    say(console, "")
+    table = make_table(console, "router", "what it does", "from")
+    for known, router in sorted(plugins.routers.items()):
+        table.add_row(known, summary(router), plugins.plugins[plugins.origin["routers", known]].distribution)
+    print_table(console, table)
     say(console, "batchwright policies NAME tells all about one; --card NAME, where it comes from.")
+
+
+def _find(name: str, plugins: Plugins) -> tuple[str, Policy | Router]:
+    """A policy, or else a router, of that name; and which of them it is."""
+    from batchwright.errors import ConfigError
+    from batchwright.resolve import resolve_policy, resolve_router
+
+    head = name.partition(":")[0]
+    if head in plugins.routers and head not in plugins.policies:
+        return "routers", resolve_router(name, plugins)[1]
+    try:
+        return "policies", next(iter(resolve_policy(name, plugins).slots.values()))
+    except ConfigError:
+        if ".py:" in name:
+            with contextlib.suppress(ConfigError):
+                return "routers", resolve_router(name, plugins)[1]
+        raise
 
 
 def _default(kind: type[Policy]) -> Policy | type[Policy]:
@@ -87,11 +112,12 @@ def _default(kind: type[Policy]) -> Policy | type[Policy]:
         return kind
 
 
-def summary(kind: type[Policy]) -> str:
-    """The first paragraph of a policy's documentation."""
+def summary(kind: type[Policy | Router]) -> str:
+    """The first paragraph of the documentation of a policy or router."""
     from batchwright.policy import Policy
+    from batchwright.router import Router
 
-    doc = inspect.getdoc(kind) if kind.__doc__ or kind.__mro__[1] is not Policy else None
+    doc = inspect.getdoc(kind) if kind.__doc__ or kind.__mro__[1] not in (Policy, Router) else None
     return " ".join((doc or "").partition("\n\n")[0].split())
 
 
@@ -109,19 +135,21 @@ def declared(policy: Policy | type[Policy]) -> list[str]:
     return [words for words, holds in said.items() if holds]
 
 
-def _describe(console: Console, name: str, policy: Policy, origin: str) -> None:
+def _describe(console: Console, name: str, policy: Policy | Router, origin: str) -> None:
     from batchwright.cli.output import make_table, print_table, say
     from batchwright.hookspecs import HOOKS
     from batchwright.limits import Limits
     from batchwright.plugin_checks import hook_methods
+    from batchwright.policy import Policy
 
     kind = type(policy)
     say(console, f"{name}, from {origin}\n")
     say(console, (inspect.getdoc(kind) or "It has no documentation.") + "\n")
-    say(console, f"declares: {', '.join(declared(policy)) or 'nothing special'}")
+    if isinstance(policy, Policy):
+        say(console, f"declares: {', '.join(declared(policy)) or 'nothing special'}")
     marked = dict(hook_methods(kind))
     say(console, f"hooks: {', '.join(hook for hook in HOOKS if hook in marked)}")
-    wanted = policy.defaults(Limits())
+    wanted = policy.defaults(Limits()) if isinstance(policy, Policy) else None
     if wanted:
         said = ", ".join(f"{key}={value}" for key, value in wanted.items())
         say(console, f"settings it wants where the config leaves them unset: {said}")

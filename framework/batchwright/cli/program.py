@@ -11,12 +11,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from batchwright.errors import BatchwrightError, ComparisonError, PolicyError
+from batchwright.errors import BatchwrightError, ComparisonError, ExperimentError, PolicyError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: fine; a difference or a failed run; a usage or config error; Ctrl-C."""
 
-_AFTER_THE_START = (PolicyError, ComparisonError)
+_AFTER_THE_START = (PolicyError, ComparisonError, ExperimentError)
 """Errors of a run that had begun; all others say that what was asked for cannot be had."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from batchwright.lab.alignment import share_that_differs
 from batchwright.lab.closing import closing_lines
 from batchwright.lab.load import Load
 from batchwright.lab.pairing import check_comparable
+from batchwright.lab.replica_summary import summarize_replicas
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.summary import Summary, summarize
 from batchwright.lab.verdict import Judge, Verdict
@@ -30,6 +31,7 @@ class Comparison:
         loads: what the load was like, by arm.
         decisions_differ: share of steps whose batch differs from the first arm's, by arm.
         closing: what the load could and could not show, in sentences.
+        replicas: of arms with more than one, the metrics of each replica, by arm.
     """
 
     runs: tuple[RunRecord, ...]
@@ -38,6 +40,7 @@ class Comparison:
     loads: dict[str, Load]
     decisions_differ: dict[str, float]
     closing: tuple[str, ...]
+    replicas: dict[str, list[Summary]] = field(default_factory=dict)
 
     def verdict(self, metric: str, arm: str | None = None) -> Verdict:
         """The verdict on a metric, of the second arm or of the one named.
@@ -67,6 +70,7 @@ class Comparison:
                 }
                 for arm, load in self.loads.items()
             },
+            "replicas": self.replicas,
             "decisions_differ": self.decisions_differ,
             "closing": list(self.closing),
             "runs": [run.to_json() for run in self.runs],
@@ -109,4 +113,5 @@ def compare(runs: Sequence[RunRecord], *, seed: int = 0) -> Comparison:
         loads=loads,
         decisions_differ=differ,
         closing=tuple(closing_lines(runs, loads, differ)),
+        replicas={run.arm: summarize_replicas(run) for run in runs if run.num_replicas > 1},
     )

@@ -54,6 +54,7 @@ _METRICS = (
     Metric("num_preemptions", "Preemptions", "lower", 0),
     Metric("recompute_tax", "Recomputed (%)", "lower", 1, 100),
     Metric("cache_hit_rate", "Cache hits (%)", "higher", 1, 100),
+    Metric("busy_imbalance", "Busiest replica / mean", None),
     Metric("num_tpot_undefined", "Without TPOT", None, 0),
     Metric("total_input_tokens", "Input tokens", None, 0),
     Metric("total_output_tokens", "Output tokens", None, 0),

@@ -34,8 +34,20 @@ SHOWN = (
     "num_preemptions",
     "recompute_tax",
     "cache_hit_rate",
+    "busy_imbalance",
 )
 """Metrics of the table; the JSON has all."""
+
+OF_REPLICAS = {
+    "Requests": Metric("num_requests", "Requests", None, 0),
+    "Busy (%)": Metric("busy", "Busy (%)", None, 1, 100),
+    "Hits (%)": METRICS["cache_hit_rate"],
+    "Mean TTFT": METRICS["mean_ttft_ms"],
+    "P99 TTFT": METRICS["p99_ttft_ms"],
+    "P99 ITL": METRICS["p99_itl_ms"],
+    "Preempt.": METRICS["num_preemptions"],
+}
+"""Columns of the table of replicas; times in milliseconds."""
 
 LIMITS = (
     "max_num_seqs",
@@ -73,7 +85,7 @@ def print_report(comparison: Comparison, console: Console | None = None) -> None
         console: where to; standard output by default.
     """
     console = console if console is not None else Console(highlight=False)
-    parts: list[RenderableType] = [*_header(comparison.runs), _table(comparison)]
+    parts: list[RenderableType] = [*_header(comparison.runs), _table(comparison), *_replicas(comparison)]
     if comparison.verdicts:
         note = f"Differences are to {comparison.runs[0].arm}; intervals by paired block bootstrap over requests."
         parts.append(Text(note, style="dim"))
@@ -97,6 +109,7 @@ def _header(runs: Sequence[RunRecord]) -> Iterator[RenderableType]:
         ("backend", _one([run.backend + ("" if run.virtual_time else ", real time") for run in runs], runs)),
         ("max_tokens", _one([run.declared_max_tokens for run in runs], runs)),
         *([("predicted", _one(predictions, runs))] if set(predictions) != {NO_PREDICTIONS} else []),
+        *([("fleet", _one([_fleet(run) for run in runs], runs))] if any(map(_has_router, runs)) else []),
         ("limits", ", ".join(common)),
     ):
         grid.add_row(Text(name, style="dim"), Text(value))
@@ -110,6 +123,19 @@ def _header(runs: Sequence[RunRecord]) -> Iterator[RenderableType]:
         for name, values in differing.items():
             table.add_row(Text(name), *(Text(_value(v)) for v in values))
         yield Padding(table, (1, 0, 0, 0))
+
+
+def _has_router(run: RunRecord) -> bool:
+    return run.settings.get("router") is not None
+
+
+def _fleet(run: RunRecord) -> str:
+    if not _has_router(run):
+        return "one engine"
+    router = dict(run.settings["router"])
+    name = router.pop("use")
+    said = f" ({', '.join(f'{key}={value}' for key, value in router.items())})" if router else ""
+    return f"{run.num_replicas} replicas, router {name}{said}"
 
 
 def _one(values: Sequence[str], runs: Sequence[RunRecord]) -> str:
@@ -148,6 +174,19 @@ def _table(comparison: Comparison) -> RenderableType:
                     cell.append("\n").append_text(_said(metric, verdict, interval=False))
         table.add_row(Text(metric.label), *cells)
     return Padding(table, (1, 0, 1, 0))
+
+
+def _replicas(comparison: Comparison) -> Iterator[RenderableType]:
+    """Of each arm with several replicas, a row for each."""
+    for arm, summaries in comparison.replicas.items():
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column(Text(f"replicas of {arm}"), overflow="fold")
+        for heading in OF_REPLICAS:
+            table.add_column(Text(heading), justify="right")
+        for place, summary in enumerate(summaries):
+            numbers = [_number(metric, summary[metric.name]) for metric in OF_REPLICAS.values()]
+            table.add_row(Text(str(place)), *map(Text, numbers))
+        yield Padding(table, (0, 0, 1, 0))
 
 
 def _heading(arm: str) -> Text:

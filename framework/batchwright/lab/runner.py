@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from batchwright.backend import VirtualClock
 from batchwright.config import EngineConfig
 from batchwright.engine import Engine
-from batchwright.errors import RequestError, WorkloadError
+from batchwright.errors import ConfigError, RequestError, WorkloadError
 from batchwright.lab.interrupts import Interrupts
 from batchwright.lab.materialize import MODEL, Offer, describe_declared, offers_to, with_token_ids
 from batchwright.lab.recorder import Recorder
@@ -87,6 +87,10 @@ def run_arm(config: EngineConfig, workload: Workload, **options: Unpack[RunOptio
         ConfigError, PluginError, BackendError: the engine cannot be made.
         PolicyError: the policy broke a rule, and the config says to raise.
     """
+    if config.replicas > 1 or config.router is not None:
+        from batchwright.lab.fleet_run import run_fleet
+
+        return run_fleet(config, workload, **options)
     recorder = Recorder()
     values = _run(config, workload, recorder, lambda _: None, **options)
     return RunRecord(offered=recorder.offered, steps=recorder.steps, batches=recorder.batches, **values)
@@ -125,6 +129,11 @@ def stream_arm(config: EngineConfig, workload: Workload, path: Path, **options: 
     Raises:
         WorkloadError: as ``run_arm``, or the file cannot be written.
     """
+    if config.replicas > 1 or config.router is not None:
+        raise ConfigError(
+            f"replicas is {config.replicas}: records of a fleet are kept in memory; use run_arm, or one replica "
+            "and no router"
+        )
     try:
         file = path.open("w", encoding="utf-8")
     except OSError as error:

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from batchwright.lab.metrics import PERCENTILES
+from batchwright.lab.replicas import busy_imbalance
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.samples import latency_samples, met_slo
 
@@ -29,6 +30,8 @@ def summarize(run: RunRecord) -> Summary:
     - ``recompute_tax``: tokens computed again because of evictions, as a share of the prompt tokens of all requests
       that were taken.
     - ``cache_hit_rate``: share of the prompt tokens of all requests that ran which the prefix cache held.
+    - ``busy_imbalance``: seconds in which the busiest replica executed a step, over the mean of all replicas; None with
+      one.
     """
     requests = run.requests
     status = Counter(r.status for r in requests)
@@ -59,6 +62,7 @@ def summarize(run: RunRecord) -> Summary:
         "num_tpot_undefined": sum(r.num_output_tokens <= 1 for r in finished),
         "recompute_tax": sum(r.num_recomputed_tokens for r in requests) / taken if taken else None,
         "cache_hit_rate": sum(r.num_cached_tokens for r in requests) / ran if ran else None,
+        "busy_imbalance": busy_imbalance(run),
     }
     for name, samples in latency_samples(run).items():
         values = samples.values

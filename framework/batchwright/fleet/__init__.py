@@ -1,0 +1,1 @@
+"""Fleets: several replicas of an engine behind a router, in virtual time."""

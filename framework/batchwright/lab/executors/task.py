@@ -1,0 +1,59 @@
+"""One run of an experiment, as it can be sent to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from batchwright.config import EngineConfig
+from batchwright.lab.runner import Progress, run_arm
+from batchwright.lab.workload import Workload
+
+if TYPE_CHECKING:
+    from batchwright.lab.run_record import RunRecord
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: an arm, a workload and a seed.
+
+    Attributes:
+        arm: name in tables.
+        config: of its engine, or fleet.
+        workload: what to offer.
+        seed: of the prompts.
+        options: further options of :func:`~batchwright.lab.run_arm`.
+        origins: where the config's values come from.
+        local: options that stay in this process, such as objects that observe; executors that leave it refuse them.
+    """
+
+    arm: str
+    config: EngineConfig
+    workload: Workload
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    local: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Arm and seed, in words."""
+        return f"arm {self.arm}, seed {self.seed}"
+
+    def run(self, progress: Progress | None = None) -> RunRecord:
+        """Run it here.
+
+        Raises:
+            BatchwrightError: see ``run_arm``.
+        """
+        return run_arm(
+            self.config,
+            self.workload,
+            arm=self.arm,
+            seed=self.seed,
+            progress=progress,
+            origins=self.origins,
+            **self.options,
+            **self.local,
+        )

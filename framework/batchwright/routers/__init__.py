@@ -1,0 +1,1 @@
+"""The routers that come with Batchwright, one a file."""
