@@ -73,9 +73,16 @@ class Detectors:
     @hookimpl(tryfirst=True)  # so that other observers of the step see what was found
     def step_finished(self, step: Step, result: StepResult) -> None:
         """Look at the step."""
-        self._look_for_thrash(step.events, step.index, step.num_prefill_tokens + step.num_decodes, step.num_recomputed)
-        self._look_for_livelock(step)
-        oldest = self._watch()
+        tokens, recomputed = step.num_prefill_tokens + step.num_decodes, step.num_recomputed
+        if recomputed or self._recomputed:
+            self._look_for_thrash(step.events, step.index, tokens, recomputed)
+        else:
+            self._widen(tokens, 1)
+        if step.sampled or tokens > recomputed:
+            self._num_vain = 0
+        else:
+            self._look_for_livelock(step)
+        oldest = self._watch() if self._waiting or self._oldest is not None else None
         if oldest is not None:
             self._look_for_starvation(step, oldest)
 
@@ -145,9 +152,6 @@ class Detectors:
             self._tokens -= window.popleft()[0]
 
     def _look_for_livelock(self, step: Step) -> None:
-        if step.sampled or step.num_prefill_tokens + step.num_decodes > step.num_recomputed:
-            self._num_vain = 0
-            return
         self._num_vain += step.num_recomputed
         if self._num_vain > self._config.livelock_pools * step.num_blocks * step.block_size:
             _report(step.events, step.index, "livelock", num_recomputed=self._num_vain)

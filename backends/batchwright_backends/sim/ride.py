@@ -40,11 +40,10 @@ class Ride:
         listed = contexts.tolist()
         self._kv_tokens, self._kv_max = sum(listed), max(listed)
         self._num_computed = contexts - 1 if cost.shape.num_sliding_layers else None
-        self._seeds, self._indices = riders.seeds, riders.output_indices
+        self._places = draw.places(riders.seeds, riders.output_indices)
         self._cost, self._draw = cost, draw
         self._drawn: NDArray[np.uint32] = np.zeros((0, self.num), dtype=np.uint32)
         self._drawn_from = self._start
-        self._num_alone = 0
 
     def seconds(self, when: int) -> float:
         """Seconds of the step in which they stand at ``when`` and nobody else runs."""
@@ -62,15 +61,11 @@ class Ride:
     def tokens(self, when: int) -> list[int]:
         """Their tokens in the step in which they stand at ``when``.
 
-        After the first step more are drawn than are asked for, twice as many each time: many at once cost little more
-        than a few.
+        More are drawn than are asked for, twice as many each time: many at once cost little more than a few.
         """
         place = when - self._drawn_from
         if not 0 <= place < len(self._drawn):
-            self._num_alone += 1
-            if self._num_alone == 1:
-                return self._draw.draw(self._seeds, self._indices + (when - self._start))
-            self._draw_from(when, min(max(2 * len(self._drawn), _FIRST), _MOST))
+            self._draw_from(when, min(2 * len(self._drawn), _MOST) or _FIRST)
             place = 0
         tokens: list[int] = self._drawn[place].tolist()
         return tokens
@@ -84,7 +79,7 @@ class Ride:
         return self._drawn[place : place + num_steps]
 
     def _draw_from(self, when: int, num_steps: int) -> None:
-        self._drawn = self._draw.draw_ahead(self._seeds, self._indices + (when - self._start), num_steps)
+        self._drawn = self._draw.draw_places(self._places, when - self._start, num_steps)
         self._drawn_from = when
 
 

@@ -20,6 +20,7 @@ _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = 2**64 - 1
 _NP_SEED, _NP_INDEX, _NP_MIX_1, _NP_MIX_2 = (np.uint64(c) for c in (_SEED, _INDEX, _MIX_1, _MIX_2))
 _NP_27, _NP_30, _NP_32 = (np.uint64(c) for c in (27, 30, 32))
+_STEPS = np.arange(1024, dtype=np.uint64) * _NP_INDEX
 _FEW = 12  # rows up to which Python's integers are faster than a dozen numpy calls
 
 
@@ -54,7 +55,7 @@ class TokenDraw:
         if len(seeds) <= _FEW:
             rows = zip(seeds.tolist(), output_indices.tolist(), strict=True)
             return [self.draw_one(seed, index) for seed, index in rows]
-        tokens: list[int] = self._draw(seeds * _NP_SEED, output_indices).tolist()
+        tokens: list[int] = self._draw(self.places(seeds, output_indices)).tolist()
         return tokens
 
     def draw_ahead(
@@ -67,12 +68,23 @@ class TokenDraw:
             output_indices: int64[m], places in their outputs in the first of the steps, from 0.
             num_steps: at least 1.
         """
-        indices = output_indices + np.arange(num_steps, dtype=np.int64)[:, None]
-        return self._draw(seeds * _NP_SEED, indices).astype(np.uint32)
+        return self.draw_places(self.places(seeds, output_indices), 0, num_steps)
 
-    def _draw(self, keys: NDArray[np.uint64], output_indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-        x = output_indices.view(np.uint64) * _NP_INDEX
-        x += keys
+    def places(self, seeds: NDArray[np.uint64], output_indices: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """uint64[m]: what the draws of these rows begin with, for ``draw_places``."""
+        places: NDArray[np.uint64] = seeds * _NP_SEED
+        places += output_indices.view(np.uint64) * _NP_INDEX
+        return places
+
+    def draw_places(self, places: NDArray[np.uint64], further: int, num_steps: int) -> NDArray[np.uint32]:
+        """uint32[num_steps, m]: ``draw_ahead`` of rows that are so many steps further than ``places`` was made for."""
+        steps = _STEPS[further : further + num_steps]
+        if len(steps) < num_steps:
+            steps = np.arange(further, further + num_steps, dtype=np.uint64) * _NP_INDEX
+        return self._draw(places + steps[:, None]).astype(np.uint32)
+
+    def _draw(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Tokens of places, which are lost."""
         x ^= x >> _NP_30
         x *= _NP_MIX_1
         x ^= x >> _NP_27

@@ -125,27 +125,34 @@ class Recorder:
     @hookimpl
     def step_finished(self, step: Step, result: StepResult) -> None:
         """Keep the step, and a time for each token; with overlap they are not there yet and come with the next."""
-        self._close_step()
+        if self._open is not None:
+            self._close_step()
         requests = step.batch
-        if step.num_prefill_tokens + step.num_decodes == len(requests):  # each has one token
-            self.batches.append(self._fingerprint(requests))
-        else:
+        num_prefill, num_decodes = step.num_prefill_tokens, step.num_decodes
+        if num_prefill + num_decodes != len(requests):
             batch = array("i", map(self._rows.__getitem__, requests))
             batch.extend([request.num_scheduled for request in requests])
             self.batches.append(xxh3_64_intdigest(batch))
+        elif requests == self._last_batch:  # each has one token, as most often
+            self.batches.append(self._last_fingerprint)
+        else:
+            self.batches.append(self._fingerprint(requests))
         counts = (
-            step.num_prefill_tokens,
-            step.num_decodes,
+            num_prefill,
+            num_decodes,
             len(step.preempted),
             len(step.waiting),
             len(step.running),
             step.free_blocks,
         )
-        self._take_events()
+        if self._events or self.events:
+            self._take_events()
         self._events = step.events  # more may come until the next step
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        if ended:
+            self._ended = []
         if is_awaited(step):
-            self._open = partial(self._complete, step, counts, ended)
+            self._open = partial(self._complete, step, counts, list(ended))
         else:
             self._complete(step, counts, ended)
 
@@ -184,14 +191,15 @@ class Recorder:
         end = step.end
         if end is None:
             raise RuntimeError("step_finished was called for a step that has no end")
-        end -= self._start_ns
+        since = self._start_ns
+        end -= since
         if step.sampled != self._sampled:
             self._give_times()
             self._sampled, self._takers = step.sampled, iter(step.sampled)
         self._times.append(end)
         # Scheduled while the step before it was executed, it began when that one ended.
-        start = max(step.now - self._start_ns, self._last_end)
-        self.steps.extend_numbers((step.index, start, end, *counts, 0))
+        start, last = step.now - since, self._last_end
+        self.steps.extend_numbers((step.index, start if start > last else last, end, *counts, 0))
         self._last_end = end
         if ended:
             self._give_times()
