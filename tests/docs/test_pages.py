@@ -84,7 +84,7 @@ def test_hooks_page_lists_every_rule() -> None:
 
 
 def rules_raised() -> Iterator[str]:
-    """Rules of the errors that the core makes: by ``error(step, hook, RULE, ...)`` or ``PolicyError(..., rule=RULE)``."""
+    """Rules of the errors that the core makes, by ``error(step, hook, RULE, ...)`` or ``PolicyError(rule=RULE)``."""
     for file in SOURCES.glob("*.py"):
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call):
