@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,6 +132,20 @@ def test_a_broken_rule_shows_the_tape() -> None:
     with pytest.raises(PolicyError, match="progress") as raised:
         drive(Idles(), [Job("a", 4, 5)])
     assert raised.value.__notes__ == [f"step  0\na     oo\n{LEGEND}"]
+    frames = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert frames == ["test_a_broken_rule_shows_the_tape", "drive"]  # and nothing of the core
+
+
+def test_what_a_hook_raises_is_the_cause() -> None:
+    class Fails(Policy):
+        @hookimpl
+        def admission(self, step: Step) -> Any:
+            raise LookupError("whom?")
+
+    with pytest.raises(PolicyError, match="raised") as raised:
+        drive(Fails(), [Job("a", 4, 5)])
+    assert isinstance(raised.value.__cause__, LookupError)
+    assert traceback.extract_tb(raised.value.__cause__.__traceback__)[-1].name == "admission"
 
 
 def test_a_fault_of_an_observer_is_an_error() -> None:

@@ -109,6 +109,7 @@ def drive(
         BatchwrightError: somebody had not ended after ``most_steps``; with the tape as well.
         ConfigError, InvalidRequestError, InfeasibleRequestError: a setting is wrong, or a job can never fit.
     """
+    __tracebackhide__ = True  # pytest shows the test
     active = resolve_policy(policy)
     wanted: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     if max_num_residents is not None:
@@ -144,7 +145,8 @@ def drive(
         raise BatchwrightError(f"after {most_steps} steps (most_steps) these had not ended: {left}")
     except BatchwrightError as error:
         error.add_note(str(tape))
-        raise
+        # Where the core noticed it tells a policy's author nothing; where the policy raised it stays, as the cause.
+        raise error.with_traceback(None) from error.__cause__
 
 
 def _add(scheduler: Scheduler, tape: Tape, number: int, job: Job, *, now_ns: int) -> None:
