@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from batchwright import ConfigError, EngineConfig, Policy, PolicyError, Refusal, Router, hookimpl
+from batchwright import ConfigError, EngineConfig, Policy, PolicyError, Refusal, hookimpl
 from batchwright.lab import Load, Workload, WorkloadRow, ab, format_report, load_workload, run_arm, summarize
 from batchwright.lab.run_record import RunRecord
 from fake_backend import FakeBackend
@@ -141,46 +143,34 @@ def test_steps_of_replicas_are_whole_and_in_the_order_of_their_ends() -> None:
     assert record.duration_ns == steps[-1].end_ns
 
 
-def test_fingerprints_do_not_depend_on_where_a_request_was_routed() -> None:
-    """The same batch on another replica has the same fingerprint."""
-
-    class Fixed(Router):
-        place = 0
-
-        @hookimpl
-        def routing(self) -> int:
-            return type(self).place
-
-    found = []
-    for place in (0, 1):
-        Fixed.place = place
-        from batchwright.fleet import fleet as module
-
-        record = _run_with_router(module, Fixed())
-        found.append(list(record.batches))
-        assert {r.replica for r in record.requests} == {place}
-    assert found[0] == found[1] and len(set(found[0])) > 5
+def test_fingerprints_are_of_places_in_the_whole_run() -> None:
+    """So the same batch has the same fingerprint wherever its requests were routed."""
+    load = Workload("three", tuple(WorkloadRow(0, 8 + i, 4) for i in range(3)), "test")
+    record = run(load, replicas=2)
+    decodes = {xxh3_64_intdigest(array("i", rows)) for rows in ([0, 2], [1])}
+    assert decodes <= set(record.batches)
+    whole = run(load)
+    assert xxh3_64_intdigest(array("i", [0, 1, 2])) in whole.batches
 
 
-def _run_with_router(module: Any, router: Router) -> RunRecord:
-    before = module.resolve_router
-    module.resolve_router = lambda spec, plugins: ("fixed", router)
-    try:
-        return run(replicas=2)
-    finally:
-        module.resolve_router = before
-
-
-def test_the_leap_changes_no_record() -> None:
-    """Arrivals fall into leaps: what a router sees then is what single steps would show."""
+def test_the_leap_changes_no_record(tmp_path: Path) -> None:
+    """Arrivals fall into leaps: what a router sees then is what single steps would show, down to a block."""
+    file = tmp_path / "counts.py"
+    file.write_text(
+        "from batchwright import Router, hookimpl\n\n"
+        "class Counts(Router):\n"
+        "    @hookimpl\n"
+        "    def routing(self, fleet):\n"
+        "        return sum(r.free_blocks + r.outstanding_tokens for r in fleet) % len(fleet)\n"
+    )
     leapt = 0
-    for router in ROUTERS:
-        for load in (SHARED, "synthetic:rate=25,n=30,prompt=60,output=uniform(40,120),prefix=32,prefixes=3,seed=2"):
-            with_leap = run(load, replicas=3, router=router, num_blocks=400)
-            without = run(load, replicas=3, router=router, num_blocks=400, leap=False)
-            assert with_leap.dumps() == without.dumps()
-            assert without.num_leapt == 0
-            leapt += with_leap.num_leapt
+    spec = "synthetic:rate=25,n=30,prompt=60,output=uniform(40,120),prefix=32,prefixes=3,seed=2"
+    for router in ("least_outstanding", "prefix_aware", f"{file}:Counts"):
+        with_leap = run(spec, replicas=3, router=router, num_blocks=400)
+        without = run(spec, replicas=3, router=router, num_blocks=400, leap=False)
+        assert with_leap.dumps() == without.dumps()
+        assert without.num_leapt == 0
+        leapt += with_leap.num_leapt
     assert leapt > 500
 
 
