@@ -119,7 +119,7 @@ class Engine:
         self._prompts: dict[str, str] = {}
         self._failures = 0
         self._stepping = False
-        self._aborted: list[Request] = []  # in the present step, by observers
+        self._aborted: list[Request] = []  # in a step, by observers; their last output was not given
         self._untold: set[Request] = set()  # of those, who got a token that no output has told
         self.on_abort: Callable[[RequestOutput], None] | None = None
         self._overlap = Overlap(self) if config.overlap else None
@@ -164,8 +164,13 @@ class Engine:
         return self.scheduler.policy.name
 
     def has_unfinished(self) -> bool:
-        """Whether anybody waits or runs, or a step is under way (with ``overlap``)."""
-        return self.scheduler.has_unfinished() or (self._overlap is not None and self._overlap.is_under_way)
+        """Whether anybody waits or runs, a step is under way (with ``overlap``), or a last output is to be given still.
+
+        The last is so after a step that aborted somebody and raised.
+        """
+        if self.scheduler.has_unfinished() or self._aborted:
+            return True
+        return self._overlap is not None and self._overlap.is_under_way
 
     def add_request(self, request: Request, *, num_output_tokens: int | None = None, prompt: str | None = None) -> None:
         """Take a request.
@@ -181,7 +186,7 @@ class Engine:
             InfeasibleRequestError: it could never fit; with its numbers.
             RefusedRequestError: the policy refused it.
         """
-        if self._overlap is not None and self._overlap.holds(request.request_id):
+        if self._owes(request.request_id):
             raise InvalidRequestError(
                 f"request id {request.request_id!r} is in use: the last output of that request is still to come"
             )
@@ -208,6 +213,14 @@ class Engine:
             self._texts[request.request_id] = text
         if prompt is not None:
             self._prompts[request.request_id] = prompt
+
+    def _owes(self, request_id: str) -> bool:
+        """Whether a request of that id has ended and its last output was not given: it would get the other's text."""
+        if self._stepping and request_id in self._texts:
+            return True
+        if self._overlap is not None and self._overlap.holds(request_id):
+            return True
+        return any(r.request_id == request_id for r in self._aborted)
 
     def advance(self) -> Step | None:
         """One step without outputs, for drivers that read what they need through observers.
@@ -323,12 +336,9 @@ class Engine:
 
         With ``overlap`` a call submits one step and brings what the step before it did; the first brings nothing.
         """
-        self._aborted.clear()
-        self._untold.clear()
         if self._overlap is not None:
             return self._overlapped(self._overlap)[1]
-        step = self._advanced()
-        return self.outputs_of(step) if step is not None else []
+        return self.outputs_of(self._advanced())
 
     def outputs_of(self, step: Step | None, *, wanted: bool = True) -> list[RequestOutput]:
         """What a step brought, and who was aborted within it or since; unless it is ``wanted`` only dropped."""

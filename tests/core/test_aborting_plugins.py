@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batchwright import LLM, AsyncEngine, Engine, Request, SamplingParams, Step, hookimpl
+from batchwright import (
+    LLM,
+    AsyncEngine,
+    Engine,
+    InvalidRequestError,
+    Policy,
+    PolicyError,
+    Request,
+    SamplingParams,
+    Step,
+    hookimpl,
+)
 from fake_backend import FakeTokenizer, HandClock, say
 from fake_plugins import install
 from toolbox import check_empty, check_whole, drain, make_engine, make_request
@@ -157,3 +169,72 @@ def test_nobody_is_aborted_while_evictions_are_told(fault: str, overlap: bool) -
     check_empty(engine.scheduler)
     assert tape.reasons == dict.fromkeys("012", "length") and engine.scheduler.num_observer_faults > 0
     assert all("queues are frozen" in e["error"] for e in tape.events("observer_fault"))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_whoever_is_aborted_in_a_step_that_raises_is_told_by_the_next(overlap: bool) -> None:
+    class Failing(Policy):
+        name = "failing"
+
+        @hookimpl
+        def admission(self, step: Step) -> Sequence[Request]:
+            if step.index == 3:
+                raise RuntimeError("no idea")
+            return [*step.running, *step.waiting]
+
+    class Aborts:
+        name = "aborts"
+
+        @hookimpl
+        def step_started(self, step: Step) -> None:
+            if step.index == 3:
+                engine.abort("a")
+            if step.index == 4:
+                engine.abort("b")
+
+    backend = {"clock": HandClock(), "tokenizer": FakeTokenizer(), "script": {"a": say("hello world")}}
+    engine, tape = make_engine(
+        Failing(), plugins=[Aborts()], settings=backend, overlap=overlap, on_policy_error="raise"
+    )
+    engine.add_request(make_request("a", 4, 11))
+    engine.add_request(make_request("b", 4, 9))
+    told = []
+    with pytest.raises(PolicyError, match="no idea"):
+        for _ in range(10):
+            told += engine.step()
+    assert not any(o.finished for o in told) and tape.reasons == {"a": "abort"} and engine.has_unfinished()
+    with pytest.raises(InvalidRequestError, match="'a' is in use: the last output"):
+        engine.add_request(make_request("a", 4, 11))
+    told += engine.step()
+    told = [o for o in told if o.request_id == "a"]
+    completion = told[-1].outputs[0]
+    assert completion.finish_reason == "abort" and not any(o.finished for o in told[:-1])
+    assert [t for o in told for t in o.new_token_ids] == completion.token_ids
+    assert "".join(o.new_text for o in told) == completion.text == "hello world"[: len(completion.text)] != ""
+    assert not engine._texts and not engine._prompts
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_id_is_free_again_when_its_last_output_was_given(overlap: bool) -> None:
+    """Not before: it would get the other's text."""
+
+    class Again:
+        name = "again"
+
+        @hookimpl
+        def request_finished(self, request: Request) -> None:
+            with pytest.raises(InvalidRequestError, match="'a' is in use: the last output"):
+                engine.add_request(make_request("a", 4, 5))
+            refused.append(request.request_id)
+
+    refused: list[str] = []
+    backend = {"clock": HandClock(), "tokenizer": FakeTokenizer(), "script": {"a": say("hello")}}
+    engine, tape = make_engine(plugins=[Again()], settings=backend, overlap=overlap)
+    for _ in range(2):
+        engine.add_request(make_request("a", 4, 5))
+        told: list[Any] = []
+        while engine.has_unfinished():
+            told += engine.step()
+        assert told[-1].outputs[0].text == "".join(o.new_text for o in told) == "hello"
+        tape.reasons.clear()
+    assert refused == ["a", "a"] and engine.scheduler.num_observer_faults == 0
