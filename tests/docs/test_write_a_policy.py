@@ -9,11 +9,13 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from batchwright.cli.new_policy import names_of, write
 from batchwright.testing import CHECKS, run_checks
 from batchwright.testing.conformance import describe
 from docs.blocks import DOCS, blocks
@@ -90,6 +92,15 @@ def test_it_takes_at_most_six_commands_and_ends_in_a_comparison_with_the_default
     assert len(found) <= 6
     assert found[0][:2] == ["batchwright", "new-policy"]
     assert found[-1][:4] == ["batchwright", "ab", DEFAULT_POLICY, "shortest_first"]
+
+
+def test_pytest_is_installed_before_it_is_called(tmp_path: Path) -> None:
+    """Not by Batchwright; without network the test above finds it in the environment that runs it."""
+    before = commands()[: [words[0] for words in commands()].index("pytest")]
+    assert ["pip", "install", "--editable", "./batchwright-shortest-first[test]"] in before
+    write(tmp_path, names_of("shortest-first"))
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert any(requirement.startswith("pytest") for requirement in project["optional-dependencies"]["test"])
 
 
 def test_the_page_has_every_check() -> None:
