@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,17 @@ def test_several_cut_prompts_in_one_step_leave_it_out() -> None:
         del request.token_times_ns[0]
     told = recorded_steps(record.steps, record.requests)
     assert not [step for step in told if step.index == 0]
+
+
+def test_what_is_computed_again_is_not_another_prompts_share() -> None:
+    record, _ = run("vllm_v1", workload="synthetic:rate=inf,n=2,prompt=100,output=5,seed=1")
+    evicted, cut = record.requests
+    steps = list(record.steps)[:4]
+    # The first is evicted after its first token, and computed again in the last step, beside a part of the second.
+    for i, (step, (prefill, decodes)) in enumerate(zip(steps, ((110, 0), (20, 0), (20, 0), (121, 0)), strict=True)):
+        step.start_ns, step.end_ns, step.num_prefill_tokens, step.num_decodes = 100 * i, 100 * (i + 1), prefill, decodes
+    evicted.first_scheduled_ns, evicted.num_preemptions, evicted.finish_ns = 0, 1, None
+    evicted.token_times_ns = array("q", [100, 400])
+    cut.first_scheduled_ns, cut.finish_ns, cut.num_prompt_tokens = 0, None, 500
+    cut.token_times_ns = array("q")
+    assert [step.index for step in recorded_steps(steps, [evicted, cut])] == [steps[0].index]
