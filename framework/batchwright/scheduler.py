@@ -113,6 +113,7 @@ class Scheduler:
         self.waiting, self.running = self._state.waiting, self._state.running
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size if vocab_size is not None else 2**31
+        self._seed = seed
         self._num_steps = 0
         self._batch: Batch | None = None
         self.num_policy_faults = 0

@@ -79,7 +79,7 @@ def make_arms(texts: Sequence[str], options: EngineOptions) -> list[Arm]:
     """The arms of a command line.
 
     Sources, the later wins: the file of ``--config``, the environment, ``--set`` (and ``--backend``, ``--seed``,
-    ``--no-plugin``), the arm's own file or parameters, ``--arm-set``.
+    ``--no-plugin``), the arm's own file or parameters, ``--arm-set``, ``--noise``.
 
     Args:
         texts: the arms as written; an empty text is an arm without a policy of its own.
@@ -106,6 +106,9 @@ def make_arms(texts: Sequence[str], options: EngineOptions) -> list[Arm]:
             sources.add_mapping({"policy": parse_arm(text)}, f"arm {text}")
         _check_shared_policy(shared, sources, letter)
         sources.add_set(arm_sets[letter], f"--arm-set {letter}")
+        if options.noise is not None:
+            noise = {"noise": options.noise, "noise_seed": letters.index(letter)}
+            sources.add_mapping({"backend_options": noise}, "--noise")
         arm = Arm(letter, label, sources.build(), sources.origins)
         arm.check()
         arms.append(arm)

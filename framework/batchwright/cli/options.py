@@ -41,6 +41,14 @@ class EngineOptions:
             "--backend", metavar="BACKEND", help="What executes: sim:llama-3.1-8b@h100, cpu:smollm2-135m, ..."
         ),
     ] = None
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            "--noise",
+            metavar="SIGMA",
+            help="Chance in the step times of a simulator: lognormal, 0.05 is about 5%. Each arm draws its own.",
+        ),
+    ] = None
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Of prompts and of everything else drawn by chance.")
     ] = None

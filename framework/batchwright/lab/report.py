@@ -111,6 +111,7 @@ def _header(runs: Sequence[RunRecord]) -> Iterator[RenderableType]:
         *([("predicted", _one(predictions, runs))] if set(predictions) != {NO_PREDICTIONS} else []),
         *([("fleet", _one([_fleet(run) for run in runs], runs))] if any(map(_has_router, runs)) else []),
         ("limits", ", ".join(common)),
+        *([("leapt", _one([_leapt(run) for run in runs], runs))] if any(run.num_leapt for run in runs) else []),
     ):
         grid.add_row(Text(name, style="dim"), Text(value))
     yield grid
@@ -143,6 +144,11 @@ def _one(values: Sequence[str], runs: Sequence[RunRecord]) -> str:
     if len(set(values)) == 1:
         return values[0]
     return "; ".join(f"{run.arm}: {value}" for run, value in zip(runs, values, strict=True))
+
+
+def _leapt(run: RunRecord) -> str:
+    """How many steps a simulator took several at once."""
+    return f"{run.num_leapt / len(run.steps):.0%} of {len(run.steps):,} steps" if run.steps else "no step"
 
 
 def _value(value: Any) -> str:

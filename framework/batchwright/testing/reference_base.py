@@ -37,7 +37,7 @@ class ReferenceBase:
         self.plugins = list(settings.get("plugins", ()))
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self._num_arrivals = self._num_steps = self.num_policy_faults = self.num_observer_faults = 0
+        self.num_arrivals = self._num_steps = self.num_policy_faults = self.num_observer_faults = 0
         self.neutral: Any = default_policy()  # answers what a policy leaves open
         self.step = View(cast(Any, self), 0)
         self.swap_policy(policy if policy is not None else self.default())
@@ -74,7 +74,7 @@ class ReferenceBase:
         if isinstance(answer, Refusal):
             raise RefusedRequestError(f"request {request.request_id!r}: {answer.reason}", answer.reason)
         request._end = request.num_prompt_tokens + min(request.max_tokens, num_output_tokens or request.max_tokens)
-        request.arrival_index, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
+        request.arrival_index, self.num_arrivals = self.num_arrivals, self.num_arrivals + 1
         params = request.sampling_params
         request._stop_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self._eos)))
         request._stop_check = stop_check
