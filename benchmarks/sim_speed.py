@@ -251,7 +251,7 @@ def growth(numbers: Sequence[int]) -> list[dict[str, Any]]:
         )
         if found["finished"] != num:
             raise RuntimeError(f"{num - found['finished']} requests did not finish")
-        rows.append({"row": f"{num:,} requests", "unit": "µs", "medians": {"a request": each}, "ratios": {}, **found})
+        rows.append({"row": f"{num:,}", "unit": "µs", "medians": {"a request": each}, "ratios": {}, **found})
     return rows
 
 
