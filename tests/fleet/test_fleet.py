@@ -22,7 +22,7 @@ from batchwright.backend import RealClock
 from batchwright.fleet.fleet import BEGIN, FINISH
 from batchwright.resolve import resolve_router
 from fake_backend import FakeBackend
-from fleet_toolbox import MS, To, drive, make_fleet, run_to
+from fleet_toolbox import INSTALLED, MS, To, drive, make_fleet, run_to
 from toolbox import check_whole, expected_of, make_request
 
 
@@ -202,7 +202,29 @@ def test_a_cache_that_is_off_holds_nothing() -> None:
     assert found == [0]
 
 
-# Requests ---------------------------------------------------------------------------------------------------------
+def test_a_leap_ends_before_a_look_and_not_after_it() -> None:
+    """A block that a step fills can be hit when it has ended, whether steps before it were taken at once or not."""
+    values = {"policy": "vllm_v1", "prefix_cache": {"visible": "computed"}, "max_num_batched_tokens": 64}
+    config = EngineConfig.parse({"replicas": 1, "router": "round_robin", **values})
+    first = make_request("a", 8, 60)
+    with Engine(EngineConfig.parse(values)) as engine:
+        engine.add_request(first)
+        while engine.has_unfinished():
+            engine.step()
+    asked = Request("b", [*first.prompt_token_ids, *first.output_token_ids])
+    found: dict[bool, list[int]] = {True: [], False: []}
+    for leap, seen in found.items():
+        for offset in range(0, 17, 2):
+            with Fleet(config, installed=INSTALLED) as fleet:
+                fleet.add_request(make_request("a", 8, 60))
+                for look in range(25):
+                    run_to(fleet, (offset + 17 * look) * MS, leap=leap)
+                    seen.append(fleet._view[0].num_cached(asked))
+                assert (fleet.replicas[0].scheduler.num_leapt > 10) == leap
+    assert found[True] == found[False] and set(found[True]) == {0, 16, 32, 48, 64}
+
+
+# Requests -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
