@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,10 +71,11 @@ class Judgement:
         }
 
 
-def machine() -> dict[str, str]:
+def machine() -> dict[str, Any]:
     """What this is running on."""
     return {
         "processor": committed.processor(),
+        "cores": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),
     }

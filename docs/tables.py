@@ -306,6 +306,59 @@ def fleet_mooncake() -> str:
     return table(("KV tokens of a replica", "router", *heads), rows)
 
 
+def results(name: str) -> Any:
+    """What a benchmark has committed."""
+    return json.loads((FOLDER.parent / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def seconds(value: float) -> str:
+    """Seconds, or milliseconds where that reads better."""
+    return f"{value:.4g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def fidelity(name: str, heads: Mapping[str, str]) -> str:
+    """The committed figures of ``benchmarks/fidelity.py``: one measured run, and each prediction's error.
+
+    Args:
+        name: of the file.
+        heads: of the columns, by the prediction's name.
+    """
+    (run,) = results(name)["runs"]
+    predictions = run["predictions"]
+
+    def cells(row: Mapping[str, Any]) -> list[str]:
+        said = [seconds(row["predicted_s"]), f"{100 * row['error']:+.1f}%"]
+        if "least_error" in predictions[0]["figures"][0]:
+            said.append(f"{100 * row['least_error']:+.1f} to {100 * row['largest_error']:+.1f}")
+        return said
+
+    rows = [
+        [row[0]["figure"], seconds(row[0]["measured_s"]), *(cell for one in row for cell in cells(one))]
+        for row in zip(*(p["figures"] for p in predictions), strict=True)
+    ]
+    columns = [(heads[p["name"]], "error", "with noise")[: len(cells(p["figures"][0]))] for p in predictions]
+    return table(("", "measured", *(head for column in columns for head in column)), rows)
+
+
+def agreement_on_cpu() -> str:
+    """The committed figures of ``benchmarks/agree_cpu.py``."""
+
+    def said(one: Mapping[str, Any]) -> str:
+        return f"{100 * one['relative']:+.0f}% ({100 * one['low']:+.0f} to {100 * one['high']:+.0f})"
+
+    rows = [
+        [
+            f"{code(row['other'])} against {code(row['base'])}",
+            code(row["metric"]),
+            said(row["simulated"]),
+            "; ".join(said(one) for one in row["real"]),
+            "agrees" if row["holds"] else ", ".join(row["signs"]),
+        ]
+        for row in results("agree_cpu")["rows"]
+    ]
+    return table(("pair", "metric", "simulated", "SmolLM2 on the CPU, round by round", "sign"), rows)
+
+
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
     return {
@@ -324,6 +377,11 @@ def makers() -> dict[str, Callable[[], str]]:
         "models": models,
         "scheduler cost": scheduler_cost,
         "peers_cpu": peers_on_cpu,
+        "fidelity vllm": lambda: fidelity(
+            "fidelity_rtx4090", {"uncalibrated": "from kernel tables", "calibrated": "host from the log"}
+        ),
+        "fidelity cpu": lambda: fidelity("fidelity_cpu", {"calibrated": "predicted"}),
+        "agree cpu": agreement_on_cpu,
         "sim speed": sim_speed,
         "sim growth": sim_growth,
         "fleet mooncake": fleet_mooncake,

@@ -110,6 +110,7 @@ def test_one_number_a_run_has_a_sign_and_no_say() -> None:
         )
 
     compared = compare_backends(ab("sim:x@y", 100, 50), ab("cpu:z", 100, 200))
+    assert lines(compared)["Throughput (req/s)"].split()[-2:] == ["(opposite)", "-"]
     found = compared.agreement("request_throughput")
     assert (found.sign, found.tested, found.overlap) == (OPPOSITE, False, None)
     assert compared.opposite == ()

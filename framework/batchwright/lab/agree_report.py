@@ -80,18 +80,22 @@ def _table(backends: tuple[str, str], agreements: list[Agreement]) -> Table:
         table.add_row(
             Text(metric.label),
             *(Text(_difference(metric, verdict)) for verdict in agreement.verdicts),
-            Text(_sign(agreement.sign, backends), style=_STYLES.get(agreement.sign, "")),
+            _sign(agreement, backends),
             Text({True: "overlap", False: "apart", None: _NONE}[agreement.overlap]),
         )
     return table
 
 
-def _sign(sign: str, backends: tuple[str, str]) -> str:
-    """The word; where only one backend shows something, which."""
+def _sign(agreement: Agreement, backends: tuple[str, str]) -> Text:
+    """The word; where only one backend shows something, which; in parentheses where chance may have made it."""
     kinds = [backend.partition(":")[0] for backend in backends]
     if kinds[0] == kinds[1]:
         kinds = ["first", "second"]
-    return {ONLY_FIRST: f"only {kinds[0]}", ONLY_SECOND: f"only {kinds[1]}", NEITHER: _NONE}.get(sign, sign)
+    words = {ONLY_FIRST: f"only {kinds[0]}", ONLY_SECOND: f"only {kinds[1]}", NEITHER: _NONE}
+    said = words.get(agreement.sign, agreement.sign)
+    if not agreement.tested:
+        return Text(f"({said})", style="dim")
+    return Text(said, style=_STYLES.get(agreement.sign, ""))
 
 
 def _difference(metric: Metric, verdict: Verdict) -> str:
