@@ -34,6 +34,8 @@ _START: Mapping[str, Mapping[str, float]] = {
         "floor_s": 1e-5,
         "key_s": 3e-10,
         "power": 1.1,
+        "ramp_s": 4e-5,
+        "ramp_rows": 10.0,
     },
     "chunk_attention": {"head_row_s": 3e-8, "floor_s": 1e-5, "key_s": 1e-8, "power": 1.5},
     "elementwise": {"layer_floor_s": 1e-5},

@@ -162,6 +162,9 @@ class CostModel:
         """Seconds of attention in one layer of rows that have one token each; sums as in :class:`AttentionLoad`."""
         term = self.gpu.decode_attention
         work = _norm(kv_tokens * self._kv_s, num_rows * self._decode_row_s, term.row_power)
+        if term.ramp_s:
+            ramp = term.ramp_s * num_rows / (num_rows + term.ramp_rows)
+            work -= ramp * math.expm1(-work / ramp)
         return _norm(work, term.floor_s + term.key_s * kv_max, term.power)
 
     def tokens_s(self, num_tokens: int) -> float:

@@ -56,7 +56,8 @@ class DecodeAttention(Fitted):
     """Attention of a batch in which every row has one token.
 
     ``[work^power + (floor_s + key_s * longest)^power]^(1/power)`` a layer, where work is
-    ``[(KV bytes/bandwidth)^row_power + (head_row_s * rows * KV heads)^row_power]^(1/row_power)``.
+    ``[(KV bytes/bandwidth)^row_power + (head_row_s * rows * KV heads)^row_power]^(1/row_power)``, and what is lost as
+    rows end at different times: ``r (1 - exp(-work/r))`` with ``r = ramp_s * rows/(rows + ramp_rows)``.
     """
 
     bandwidth: PositiveFloat
@@ -65,6 +66,8 @@ class DecodeAttention(Fitted):
     floor_s: NonNegativeFloat
     key_s: NonNegativeFloat
     power: PositiveFloat
+    ramp_s: NonNegativeFloat = 0.0
+    ramp_rows: NonNegativeFloat = 0.0
 
 
 class ChunkAttention(Fitted):
