@@ -11,23 +11,17 @@ from typing import Any
 
 import pytest
 
+import testing.broken.progress  # noqa: F401 - its policies enter CAUGHT_BY
 from batchwright import ConfigError, Params, PluginError, Policy, Request, hookimpl
 from batchwright.plugins import load_plugins
 from batchwright.testing import CHECKS, ConformanceError, check_policy, run_checks
 from batchwright.testing.conformance import describe
 from batchwright.testing.kit import Kit
 from batchwright.testing.subject import Subject
-from testing.broken_policies import (
-    CAUGHT_BY,
-    GlobalChance,
-    IgnoresTheBudget,
-    KeepsTheEnded,
-    Limited,
-    OwnQueue,
-    ShortensPrefilling,
-    Sound,
-    TakesTurns,
-)
+from testing.broken.answers import IgnoresTheBudget, ShortensPrefilling
+from testing.broken.declarations import TakesTurns
+from testing.broken.leaks import GlobalChance, KeepsTheEnded
+from testing.broken.sound import CAUGHT_BY, Limited, OwnQueue, Sound
 from toolbox import SHIPPED
 
 
