@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from batchwright.limits import Limits
 from batchwright.plugins import load_plugins
 from batchwright.prefix_cache import PrefixCache
 from batchwright.sampling_params import SamplingParams
-from testing.twins import Twins
+from testing.twins import Twins, next_token
 
 STATIONARY = sorted(name for name, policy in load_plugins().policies.items() if is_stationary(policy()))
 SHARED = [1, 2, 1, 1, 2, 2, 1, 2, 1, 2, 1, 1, 2, 2, 1, 2]
@@ -81,3 +82,34 @@ def test_leaps_are_what_single_steps_are(policy: str, recent: int, monkeypatch: 
         run_one(policy, random.Random(f"{policy} {recent} {seed}"), seen)
     assert seen["steps leapt"] > seen["leaps"] > NUM_RUNS * 4, seen
     assert seen["steps leapt while some wait"] > 20, seen
+
+
+@pytest.mark.parametrize("visible", ["computed", "scheduled"])
+def test_who_waits_gets_in_when_decodes_have_filled_enough_blocks_of_its_prompt(visible: Any) -> None:
+    """Its blocks are short until another's output, which its prompt goes on with, is in blocks that it can share."""
+    settings = {
+        "num_blocks": 17,
+        "block_size": 2,
+        "limits": Limits(max_num_seqs=4, max_num_batched_tokens=30),
+        "prefix_cache": PrefixCache(visible=visible),
+    }
+    seen: Counter[str] = Counter()
+    twins = Twins(load_plugins().policies["no_evict"], settings, seen)
+    prompt = [1, 2, 1, 1]
+    twins.add("first", prompt, SamplingParams(max_tokens=20, ignore_eos=True), None, 0, None)
+    whole = list(prompt)
+    while len(whole) < 18:
+        whole.append(next_token(whole))
+    twins.add("second", whole, SamplingParams(max_tokens=4, ignore_eos=True), None, 0, None)
+    now, in_at = 0, None
+    while twins.there:
+        taken = twins.leap(now, 20)
+        if not taken:
+            batches = twins.schedule(now)
+            assert batches is not None
+            twins.update(batches, now + 10)
+        now += 10 * (taken or 1)
+        if in_at is None and len(twins.fast.running) == 2:
+            in_at = twins.fast.step.index
+    assert seen["steps leapt while some wait"] >= 3
+    assert in_at is not None and 4 < in_at < 16
