@@ -148,6 +148,48 @@ def test_gate(width: int, built: Functions) -> None:
     assert near(built.silu_mul(both), torch.nn.functional.silu(gate) * up, built.dtype)
 
 
+def test_what_is_added_may_lie_anywhere(built: Functions) -> None:
+    """Of what is not contiguous a copy is read, which must live until then: so large a one is unmapped when it dies."""
+    if not built.has_products:
+        pytest.skip("this processor lacks the instructions of the products")
+    rows, outputs = 4096, 4160
+    x, weight = torch.ones(rows, 2, dtype=built.dtype), torch.ones(outputs, 2, dtype=built.dtype)
+    other = torch.arange(rows, dtype=torch.float32).to(built.dtype).expand(outputs, rows).contiguous().t()
+    got = built.product(x, built.pack(weight), outputs, None, other)
+    assert torch.equal(got, (other.float() + 2).to(built.dtype))
+
+
+def test_the_default_dtype_of_torch_changes_nothing(built: Functions) -> None:
+    problem = Problem([(1, 40), (40, 7)], layer(num_heads=20), 4, built.dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        kernel = NativeAttention(built)
+        out = problem.by(kernel)
+    finally:
+        torch.set_default_dtype(before)
+    assert kernel._scratch.dtype == torch.float32  # bytes that are not there would be somebody else's
+    torch.testing.assert_close(out, problem.expected(), atol=HALF, rtol=HALF)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_rows(rows: int, built: Functions) -> None:
+    width = 24
+    x = torch.ones(rows, width, dtype=built.dtype)
+    assert built.rms_norm(x, torch.ones(width), 1e-5, early=True).shape == (rows, width)
+    assert built.silu_mul(torch.ones(rows, 2 * width, dtype=built.dtype)).shape == (rows, width)
+    if built.has_products:
+        assert built.product(x, built.pack(torch.ones(40, width, dtype=built.dtype)), 40).shape == (rows, 40)
+
+
+@pytest.mark.parametrize("width", [24, 64])
+@pytest.mark.parametrize("window", [None, 1, 50_000])
+def test_contexts_of_many_thousand_tokens_in_blocks_of_one(width: int, window: int | None, built: Functions) -> None:
+    rows = [(1, 70_001), (TASK_TOKENS + 1, 40_000), (1, 3)]
+    problem = Problem(rows, layer(key_width=width, value_width=width, window=window, num_heads=2), 1, built.dtype)
+    problem.check(NativeAttention(built), half_tolerance=HALF)
+
+
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -75,7 +75,7 @@ class NativeAttention(AttentionKernel):
         self.functions = built
         self._cache: ReferenceType[KVCache] | None = None  # that the layers below point into
         self._layers: dict[int, tuple[AttentionLayer, Layer]] = {}
-        self._scratch = torch.empty(0, 0)
+        self._scratch = torch.empty(0, 0, dtype=torch.float32)
 
     @staticmethod
     def refusal(demand: Demand) -> str | None:
@@ -150,7 +150,8 @@ class NativeAttention(AttentionKernel):
         )
         threads, floats = torch.get_num_threads(), self.functions.scratch_floats(made, TASK_TOKENS)
         # Whole cache lines for each thread, or threads slow each other down.
-        self._scratch = torch.empty(threads, max(-(-floats // 32) * 32, self._scratch.shape[1]))
+        width = max(-(-floats // 32) * 32, self._scratch.shape[1])
+        self._scratch = torch.empty(threads, width, dtype=torch.float32)
         return made
 
     def _run(

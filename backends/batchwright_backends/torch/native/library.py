@@ -177,6 +177,7 @@ class Functions:
         """
         inputs = x.shape[-1]
         x = x.contiguous()
+        other = None if other is None else other.contiguous()  # a name, or the copy is gone before it is read
         out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype)
         self._product(
             x.data_ptr(),
@@ -186,7 +187,7 @@ class Functions:
             outputs,
             inputs,
             None if bias is None else bias.data_ptr(),
-            None if other is None else other.contiguous().data_ptr(),
+            None if other is None else other.data_ptr(),
             torch.get_num_threads(),
         )
         return out
