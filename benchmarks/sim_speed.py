@@ -44,13 +44,14 @@ def ours(trace: str, speedup: float, limit: int | None, *, leap: bool, cached: b
     """One replay: seconds of this process, and what it did."""
     from batchwright.config import EngineConfig
     from batchwright.lab import load_workload, run_arm
+    from batchwright.lab.step_records import column
 
     start = time.process_time()
     workload = load_workload(trace, speedup=speedup, limit=limit)
     config = EngineConfig.parse({**SETTINGS, "prefix_cache": {"enabled": cached}})
     run = run_arm(config, workload, leap=leap)
     seconds = time.process_time() - start
-    decodes = run.steps.column("num_decodes")
+    decodes = column(run.steps, "num_decodes")
     return {
         "seconds": seconds,
         "num_requests": len(run.requests),
@@ -108,7 +109,7 @@ def mooncake(trace: str, limit: int | None, path: Path) -> int:
     number = 0
     with path.open("w") as file:
         for row in rows:
-            num = -(-row.num_prompt_tokens // MOONCAKE_BLOCK)
+            num = -(-(row.num_prompt_tokens or 0) // MOONCAKE_BLOCK)
             ids = list(range(number, number + num))
             number += num
             line = {
