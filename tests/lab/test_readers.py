@@ -170,7 +170,7 @@ def test_line_and_row_part_at_empty_lines(write) -> None:
     [
         ("a,b,c\n1,2,3\n", "line 1 is 'a,b,c', which is no known format"),
         ("\n \n", "is empty"),
-        ('{"prompt": "hello"}\n', "no known format"),
+        ('{"text": "hello"}\n', "no known format"),
         ("x" * 1000, "…'"),
     ],
 )

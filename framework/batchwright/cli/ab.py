@@ -36,7 +36,7 @@ def ab(
       batchwright ab a.yaml b.yaml --set max_num_seqs=64 --arm-set B.block_size=32
       batchwright ab vllm_v1 b=vllm_v1 --set replicas=8 --arm-set b.router=random
       batchwright ab vllm_v1 stall_free plas --workload trace.csv --jobs 3
-      batchwright ab prefill_first stall_free --backend sim:mine.yaml,cpu:smollm2-135m --agree
+      batchwright ab prefill_first lpm --backend sim:mine.yaml,cpu:DIR --agree
 
     The table has a column for each arm and a row for each metric. Every arm is compared with A: the difference, its
     interval, and "better" or "worse" where that leaves out zero; without these words this run does not show a

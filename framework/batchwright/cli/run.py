@@ -42,7 +42,7 @@ def run(
       batchwright run vllm_v1 --slo ttft=1.0,tpot=0.05 --json out.json
       batchwright run my_policy.py:Mine --limit 50 --record decisions.jsonl.gz
       batchwright run stall_free --limit 50 --explain why.jsonl
-      batchwright run stall_free --backend cpu:smollm2-135m --workload chats.jsonl --outputs answers.jsonl
+      batchwright run srpt --backend cpu:DIR --workload my.jsonl --outputs a.jsonl
 
     It prints the figures of the run and what the load was like. --json writes the record of every request and step.
     --record writes what the policy decided in every step; batchwright replay then tells whether it still decides so.
