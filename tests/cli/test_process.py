@@ -69,7 +69,7 @@ def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
         "class Tell(PrefillFirst):\n"
         "    @hookimpl\n"
         "    def step_started(self, step):\n"
-        "        if step.index == 50:\n"
+        "        if step.index >= 50:\n"
         f"            Path({str(marker)!r}).touch()\n"
     )
     args = ["ab", f"{policy}:Tell", "stall_free", "--workload", LONG, "--json", str(json_file)]

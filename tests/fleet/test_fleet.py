@@ -330,11 +330,10 @@ def test_what_replicas_would_share_is_refused() -> None:
         assert fleet.replicas[0].engine.policy_name == "mine"
 
 
-def test_a_fleet_needs_virtual_time() -> None:
-    with pytest.raises(ConfigError, match=r"replicas is 2, and cpu:smollm2-135m runs in real time.*use a simulator"):
-        Fleet(EngineConfig(replicas=2, backend="cpu:smollm2-135m"))
-    with pytest.raises(ConfigError, match="a router is set, and cpu:smollm2-135m runs in real time"):
-        Fleet(EngineConfig(router="random", backend="cpu:smollm2-135m"))
+def test_a_fleet_needs_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:  # it is refused before a model is loaded
+        patch.setattr("batchwright.engine.make_backend", lambda *_: pytest.fail("a backend was made"))
+        _refused_in_real_time()
     made: list[FakeBackend] = []
 
     def make() -> FakeBackend:
@@ -345,6 +344,13 @@ def test_a_fleet_needs_virtual_time() -> None:
     with pytest.raises(ConfigError, match="fake runs in real time"):
         Fleet(EngineConfig(replicas=2), backend=make)
     assert [backend.num_closed for backend in made] == [1]
+
+
+def _refused_in_real_time() -> None:
+    with pytest.raises(ConfigError, match=r"replicas is 2, and cpu:smollm2-135m runs in real time.*use a simulator"):
+        Fleet(EngineConfig(replicas=2, backend="cpu:smollm2-135m"))
+    with pytest.raises(ConfigError, match="a router is set, and cpu:smollm2-135m runs in real time"):
+        Fleet(EngineConfig(router="random", backend="cpu:smollm2-135m"))
 
 
 def test_one_engine_is_no_fleet() -> None:
