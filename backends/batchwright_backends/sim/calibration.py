@@ -151,9 +151,9 @@ def calibrate(
     guess = {"flops": 0.6 * flops, "io_bandwidth": 0.5 * bandwidth, **_START["chunk_attention"]}
     if tile is None and by_regime["mixed"]:
         fit("chunk_attention", chunked, [{**guess, "tile": 40.0}], {})
-        tile = round(done.terms["chunk_attention"].pop("tile"))
+        tile = max(1, round(done.terms["chunk_attention"].pop("tile")))
         guess = {name: done.terms["chunk_attention"][name] for name in guess}
-    fit("chunk_attention", chunked, [guess], {"tile": tile or gpu.chunk_attention.tile})
+    fit("chunk_attention", chunked, [guess], {"tile": gpu.chunk_attention.tile if tile is None else tile})
     fit("elementwise", tables.elementwise, [{"bandwidth": 0.8 * bandwidth, **_START["elementwise"]}], {})
     fit("sampling", tables.sampling, [{"logits_per_s": 0.1 * bandwidth, **_START["sampling"]}], {})
 
