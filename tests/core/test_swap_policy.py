@@ -155,7 +155,7 @@ def test_a_policy_that_does_not_exist_changes_nothing() -> None:
     engine, tape = make_engine()
     engine.add_request(make_request("a", 4, 6))
     engine.step()
-    with pytest.raises(ConfigError, match=r"unknown policy 'stall_fre'; did you mean 'stall_free'\?"):
+    with pytest.raises(ConfigError, match=r"unknown policy 'stall_fre'; did you mean 'stall_free'"):
         engine.swap_policy("stall_fre")
     with pytest.raises(ConfigError, match="chunk_size"):
         engine.swap_policy("stall_free:chunk_size=0")
