@@ -32,7 +32,7 @@ class Ray(Executor):
             ConfigError: Ray is not installed.
         """
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError(
                 f"executor 'ray' needs Ray, which cannot be imported here ({error}): pip install 'batchwright[ray]', "
