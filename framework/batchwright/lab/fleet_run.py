@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar, Unpack, cast
+from typing import TypeVar, Unpack
 
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, RequestError
@@ -93,10 +93,8 @@ def run_fleet(config: EngineConfig, workload: Workload, **options: Unpack[RunOpt
 
 def _maker(given: Made | Callable[[], Made] | None, what: str, config: EngineConfig) -> Callable[[], Made] | None:
     """What makes an object for each replica."""
-    if given is None:
-        return None
-    if callable(given):
-        return cast("Callable[[], Made]", given)
+    if given is None or callable(given):
+        return given  # pyright: ignore[reportReturnType]
     if config.replicas > 1:
         raise ConfigError(
             f"{what}: {config.replicas} replicas need {what} objects of their own, and one object was given; give a "
