@@ -80,13 +80,24 @@ class LazyHeap(Generic[Item]):
                 self._restore()
 
     def _settle(self) -> bool:
-        """Make the top of the heap one that is in, under its present rank; False: there is none."""
-        heap = self._heap
+        """Make the top of the heap one that is in, under its present rank; False: there is none.
+
+        Raises:
+            ValueError: more ranks rose than there are items, so one rose twice.
+        """
+        heap, left = self._heap, len(self._entries)
         while heap:
             rank, number, item = heap[0]
             if self._entries.get(item) is not heap[0]:
                 heapq.heappop(heap)
             elif rank < (now := self._rank(item)):
+                if not left:
+                    raise ValueError(
+                        f"the rank of {item} rises each time it is asked for (from {rank!r} to {now!r} within one "
+                        "look), so nobody is ever first: it may follow from the request, the step and the time of the "
+                        "step, not from a clock or from chance"
+                    )
+                left -= 1
                 entry = self._entries[item] = (now, number, item)
                 heapq.heapreplace(heap, entry)
             else:

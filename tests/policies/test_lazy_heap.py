@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import islice
+from itertools import count, islice
+
+import pytest
 
 from batchwright.lazy_heap import LazyHeap
 from batchwright.request import Request
@@ -214,3 +216,22 @@ def test_a_group_that_comes_up_again_during_a_look_is_not_begun_anew():
     found = names(look)
     assert sorted(found) in (["a0", "a2", "b1"], ["a2", "b1"])
     assert names(groups.in_order())[0] == "a0"
+
+
+def test_a_rank_that_rises_whenever_it_is_asked_for_is_an_error() -> None:
+    """A clock as rank, say: nobody would ever be first."""
+    clock = count()
+    heap = LazyHeap[str](lambda item: next(clock))
+    for item in "abc":
+        heap.push(item)
+    with pytest.raises(ValueError, match=r"the rank of a rises each time it is asked for .* not from a clock"):
+        heap.first()
+
+
+def test_all_ranks_may_rise_before_a_look() -> None:
+    ranks = {"a": 1, "b": 2, "c": 3}
+    heap = LazyHeap[str](ranks.__getitem__)
+    for item in ranks:
+        heap.push(item)
+    ranks.update(a=30, b=20, c=10)
+    assert list(heap.in_order()) == ["c", "b", "a"]

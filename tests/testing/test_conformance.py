@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import testing.broken.progress  # noqa: F401 - its policies enter CAUGHT_BY
-from batchwright import ConfigError, Params, PluginError, Policy, Request, hookimpl
+from batchwright import ConfigError, Params, PluginError, Policy, Ranked, Request, hookimpl
 from batchwright.plugins import load_plugins
 from batchwright.testing import CHECKS, ConformanceError, check_policy, run_checks
 from batchwright.testing.conformance import describe
@@ -257,6 +257,17 @@ def test_what_cannot_be_copied_is_refused() -> None:
     policy.order = (i for i in range(3))  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"Table cannot be copied .*give the class, a function that"):
         check_policy(policy)
+
+
+def test_a_rank_by_the_clock_is_told_and_ends() -> None:
+    """It once went round for ever."""
+
+    class ByTheClock(Ranked):
+        def rank(self, request: Any) -> float:
+            return time.perf_counter()
+
+    report = run_checks(ByTheClock)
+    assert bad(report) and "rises each time it is asked for" in str(report)
 
 
 def test_a_policy_that_predicts_gets_estimates() -> None:
