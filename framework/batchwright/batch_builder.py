@@ -137,7 +137,7 @@ class BatchBuilder(Riders):
         if residents and all(not self._state.blocks.can_append(r, r.num_computed + 1) for r in self._state.residents):
             why = "no block is free and your preemption evicted nobody"
         elif residents:
-            why = f"your admission left out {residents} residents that could run"
+            why = "your admission left out the residents, though they could run"
         else:
             why = "the pool is free; your admission or chunking left out all that wait"
         message = f"nothing is scheduled and nobody was evicted ({waiting} waiting, {residents} resident): {why}"
