@@ -108,7 +108,7 @@ class Scheduler:
             self._hooks.register(plugin)
         self._state = State(self.limits, self.blocks, self._hooks, seed, predict_s)
         self._builder = BatchBuilder(self._state)
-        self._step_end = StepEnd(self._state, self._builder)
+        self._step_end = StepEnd(self._state)
         self._leaper = Leaper(self._state)
         self.waiting, self.running = self._state.waiting, self._state.running
         self._eos = frozenset(eos_token_ids)
@@ -348,7 +348,7 @@ class Scheduler:
         if batch is not self._batch:
             raise BatchwrightError("fail() takes the batch of the last schedule(), once")
         self._batch = None
-        self._step_end.fail(self.step, self._rules, error, retry=retry, now=now)
+        self._step_end.fail(self.step, self._rules, error, self._builder, retry=retry, now=now)
         return self.step
 
     # Several steps at once ----------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from batchwright.step import Step
 class StepEnd:
     """Ends the steps of one scheduler."""
 
-    def __init__(self, state: State, builder: BatchBuilder) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._builder = builder
 
     def advance(self, step: Step, over: Over, *, repeats: bool) -> None:
         """The step is over, and these requests end with it.
@@ -61,8 +60,11 @@ class StepEnd:
             for request in step.batch[:riding] if step._aborted else ():
                 request._scheduled = 0
 
-    def fail(self, step: Step, rules: Rules, error: str, *, retry: bool, now: int) -> None:
-        """The backend failed with the step's batch: see ``Scheduler.fail``."""
+    def fail(self, step: Step, rules: Rules, error: str, builder: BatchBuilder, *, retry: bool, now: int) -> None:
+        """The backend failed with the step's batch: see ``Scheduler.fail``.
+
+        The builder that evicts who is retried is given each time: a scheduler that is traced has another.
+        """
         state = self._state
         step.end = now
         state.still = False
@@ -78,7 +80,7 @@ class StepEnd:
         if retry:
             state.building = True  # observers of an eviction may change nothing, as in any step
             try:
-                self._builder.requeue(step, rules, there)
+                builder.requeue(step, rules, there)
             finally:
                 state.building = False
         else:

@@ -183,7 +183,9 @@ def test_a2_nothing_although_a_resident_could_run_says_the_usual_cause() -> None
     with pytest.raises(PolicyError, match=r"1 waiting, 0 resident.*left out all that wait"):
         engine.step()
     engine.step()
-    with pytest.raises(PolicyError, match=r"0 waiting, 1 resident.*your admission left out the residents, though they could run"):
+    with pytest.raises(
+        PolicyError, match=r"0 waiting, 1 resident.*your admission left out the residents, though they could run"
+    ):
         engine.step()
 
 
