@@ -86,6 +86,7 @@ def run_fleet(config: EngineConfig, workload: Workload, **options: Unpack[RunOpt
             notes=list(first.backend.notes),
             duration_ns=end_ns - start_ns,
             stopped=stopped,
+            seed=options.get("seed", 0),
             num_leapt=sum(engine.scheduler.num_leapt for engine in engines),
             **about(first, workload, rule),
         )

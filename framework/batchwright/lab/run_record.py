@@ -55,6 +55,7 @@ class RunRecord:
         duration_ns: from the start of the run to its end.
         stopped: None when it ran to its end; else ``interrupted``, ``max_steps`` or ``max_seconds``.
         version: of the schema.
+        seed: of what was drawn for the run: prompts, noise, arrivals. Runs of one seed are paired.
         num_leapt: steps that a simulator took several at once; the other fields are the same without it, so it is not
             in files, and equal records may differ in it.
     """
@@ -76,6 +77,7 @@ class RunRecord:
     predictions: str = NO_PREDICTIONS
     duration_ns: int = 0
     stopped: str | None = None
+    seed: int = 0
     version: int = RECORD_VERSION
     num_leapt: int = field(default=0, compare=False)
 
@@ -102,6 +104,7 @@ class RunRecord:
             "virtual_time": self.virtual_time,
             "duration_s": self.duration_s,
             "stopped": self.stopped,
+            "seed": self.seed,
             "limits": {name: getattr(self.limits, name) for name in RunLimits.__slots__},
             "settings": self.settings,
             "events": self.events,
@@ -144,6 +147,7 @@ class RunRecord:
                 notes=list(value["notes"]),
                 duration_ns=round(value["duration_s"] * 1e9),
                 stopped=value["stopped"],
+                seed=value.get("seed", 0),  # as of predictions
             )
         except (KeyError, TypeError, ValueError) as error:
             raise WorkloadError(f"not a run record of version {RECORD_VERSION}: {error!r}") from None

@@ -196,6 +196,7 @@ def _run(
             "settings": json.loads(json.dumps(engine.effective.values, default=str)),  # parameters may hold anything
             **about(engine, workload, rule),
             "virtual_time": isinstance(engine.clock, VirtualClock),
+            "seed": seed,
         }
         sizes = RunLimits(
             max_num_seqs=limits.max_num_seqs,
