@@ -12,7 +12,7 @@ import pytest
 
 from batchwright import EngineConfig, Request, hookimpl
 from batchwright.errors import WorkloadError
-from batchwright.lab import load_workload, read_run, run_arm, stream_arm
+from batchwright.lab import RunRecord, load_workload, read_run, run_arm, stream_arm
 from batchwright.lab.lazy_rows import LazyRows
 from batchwright.lab.step_records import StepRecords
 
@@ -129,3 +129,14 @@ def test_step_records_are_a_sequence() -> None:
     for place in (len(records), -len(records) - 1):
         with pytest.raises(IndexError):
             steps[place]
+
+
+def test_the_seed_is_kept_and_files_from_before_it_are_read(tmp_path: Path) -> None:
+    run = stream_arm(config(), load_workload("synthetic:n=2,prompt=5,output=3"), tmp_path / "run.jsonl", seed=7)
+    read = read_run(run.path)
+    assert read.seed == 7 and RunRecord.from_json(json.loads(read.dumps())).seed == 7
+    head, *rest = run.path.read_text().splitlines()
+    before = {name: value for name, value in json.loads(head).items() if name != "seed"}
+    run.path.write_text("\n".join([json.dumps(before), *rest]))
+    assert read_run(run.path).seed == 0
+    assert RunRecord.from_json({name: v for name, v in json.loads(read.dumps()).items() if name != "seed"}).seed == 0
