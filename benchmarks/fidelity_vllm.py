@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import numpy as np
 from batchwright.errors import ConfigError
 from batchwright.lab import run_arm
 from batchwright_backends.sim.gpus import Gpu, find_gpu, gpu_names
+from batchwright_backends.sim.shared_prefixes import FILE
 from batchwright_backends.sim.target import parse_target
 from judgement import Judgement, Prediction
 from prediction_errors import Latencies, figures, with_spread
-from real_run import LOG, RealRun, read_real_run
+from real_run import LOG, META, TABLES, RealRun, read_meta, read_real_run
+from shared_prefixes import KNOWN
 from simulator_fit import fit_simulator
 
 UNCALIBRATED, CALIBRATED = "uncalibrated", "calibrated"
@@ -48,6 +52,7 @@ def judge_vllm(
     Raises:
         BatchwrightError: something of it is missing, broken or unknown.
     """
+    name, folder = folder.name, with_prefixes(folder, scratch)
     run = read_real_run(folder)
     base = gpu if gpu is not None else known_gpu(run.device)
     tp = f"x{run.tensor_parallel}" if run.tensor_parallel > 1 else ""
@@ -65,7 +70,28 @@ def judge_vllm(
         log = fit_simulator(folder / LOG, target, scratch / "log.yaml")
         tuned = "so this column is tuned on the run that it is held to"
         predictions.append(_predict(CALIBRATED, run, log.target, [*log.said, tuned], num_noisy))
-    return Judgement(f"{folder.name}: {run}", predictions, _notes(run))
+    return Judgement(f"{name}: {run}", predictions, _notes(run))
+
+
+def with_prefixes(folder: Path, scratch: Path) -> Path:
+    """The folder itself, or a copy with what its prompts share, where that is known of its dataset.
+
+    Raises:
+        WorkloadError: its ``meta.json`` is missing or broken.
+    """
+    known = {
+        json.loads(file.read_text(encoding="utf-8"))["dataset_hash"]: file for file in sorted(KNOWN.glob("*.json"))
+    }
+    file = known.get(str(read_meta(folder).get("dataset_hash")))
+    if file is None or (folder / FILE).is_file():
+        return folder
+    copy = scratch / folder.name
+    copy.mkdir()
+    for name in (LOG, META, *TABLES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, copy / name)
+    shutil.copyfile(file, copy / FILE)
+    return copy
 
 
 def known_gpu(device: str) -> str:
@@ -111,8 +137,11 @@ def _replay(run: RealRun, backend: str, seed: int | None = None) -> Latencies:
 
 
 def _notes(run: RealRun) -> list[str]:
+    shared = run.log.prefixes
     notes = [
-        "no two prompts are taken to share a prefix: the log has lengths, not tokens",
+        "no two prompts are taken to share a prefix: the log has lengths, not tokens"
+        if shared is None
+        else f"{len(shared.shared)} prompts begin like an earlier one: {shared.source}",
         "times are the engine's: from the moment its scheduler queued a request to that at which it had a token; the "
         "server's own work before and behind is not in them",
     ]

@@ -6,6 +6,8 @@
 Every fifth row (sorted by key) is kept from the fit and judged. Beside the products stands what their table allows:
 
 - ``equal kernels``: scatter of products whose rows fill the same tiles (same n, k, and m up to 16) around their median;
+- ``one row more``: half of what products of m and of m + 1 rows differ by (same n and k, m from 1,024 on, where one row
+  of tiles more is little): a law that takes both for equally long cannot be nearer than that on average;
 - ``monotone``: error of the best law for each n and k under which more rows never take less time; it has seen all rows;
 - ``neighbours``: error of the fit where each product is corrected by the median error of all others of its n and k,
   near ones first: what a smooth law for each n and k can reach that has not seen that row.
@@ -46,6 +48,10 @@ TARGETS = {
     "context attention": (0.06, 0.15),
 }
 """Mean and p90 of the errors that the regimes of A100, H100 and H200 are meant to have at most."""
+
+
+_MANY_ROWS = 1024
+"""From here on one row more is at most one row of tiles in eight or more."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ def report(name: str, tables: KernelTables, done: Calibration) -> None:
         print(f"{name:8} {regime:21} held out: {held_out!s:52} fitted: {done.fitted[regime]}{said}")
     floors = {
         "equal kernels": equal_kernels(tables.matmul),
+        "one row more": one_row_more(tables.matmul),
         "monotone": monotone(tables.matmul),
         "neighbours": neighbours(name, tables.matmul, done),
     }
@@ -131,6 +138,16 @@ def equal_kernels(rows: Iterable[MatmulRow]) -> Residual | None:
         return None
     medians = [statistics.median(times) for times in alike for _ in times]
     return residual(medians, [t for times in alike for t in times])
+
+
+def one_row_more(rows: Iterable[MatmulRow]) -> Residual | None:
+    """Errors that the middle of two products has, which differ in one row of many."""
+    times = {(row.m, row.n, row.k): row.time_s for row in rows if row.m >= _MANY_ROWS}
+    pairs = [(time, times[m + 1, n, k]) for (m, n, k), time in times.items() if (m + 1, n, k) in times]
+    if not pairs:
+        return None
+    middles = [math.sqrt(a * b) for a, b in pairs for _ in (a, b)]
+    return residual(middles, [time for pair in pairs for time in pair])
 
 
 def monotone(rows: Sequence[MatmulRow]) -> Residual:

@@ -1,10 +1,10 @@
 """A folder with a real vLLM run: its request log, its settings, and kernel times of its GPU.
 
-``requests.jsonl`` and the limits in ``meta.json``: see ``batchwright_backends.sim.request_log``. Read of
-``meta.json`` are also ``model``, ``vllm_version``, ``hardware.device_name``, ``engine_kwargs.tensor_parallel_size`` and
-``resolved_config.scheduler_config`` (``policy``, ``long_prefill_token_threshold``, ``enable_chunked_prefill``,
-``async_scheduling``). ``dense.csv``, ``attention.csv``, ``per_sequence.csv``: see
-``batchwright_backends.sim.kernel_tables``.
+``requests.jsonl``, the limits in ``meta.json`` and ``prefixes.json``: see ``batchwright_backends.sim.request_log``.
+Read of ``meta.json`` are also ``model``, ``dataset_hash``, ``vllm_version``, ``hardware.device_name``,
+``engine_kwargs.tensor_parallel_size`` and ``resolved_config.scheduler_config`` (``policy``,
+``long_prefill_token_threshold``, ``enable_chunked_prefill``, ``async_scheduling``). ``dense.csv``, ``attention.csv``,
+``per_sequence.csv``: see ``batchwright_backends.sim.kernel_tables``.
 """
 
 from __future__ import annotations
@@ -70,11 +70,7 @@ def read_real_run(folder: Path) -> RealRun:
         WorkloadError, ConfigError: a file or a field of it is missing or broken, or vLLM was set to do what ``vllm_v1``
             does not.
     """
-    path = folder / META
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise WorkloadError(f"cannot read {path}: {error}; a folder of a real run has {META} and {LOG}") from None
+    path, meta = folder / META, read_meta(folder)
     log = read_request_log(folder / LOG)
     missing = [name for name in _LIMITS if name not in log.limits]
     if missing:
@@ -101,3 +97,19 @@ def read_real_run(folder: Path) -> RealRun:
     if not scheduler.get("enable_chunked_prefill", True):
         raise WorkloadError(f"{path}: vLLM ran without chunked prefill, and vllm_v1 has it: it cannot be replayed")
     return run
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Its ``meta.json``.
+
+    Raises:
+        WorkloadError: there is none, or it is no JSON object.
+    """
+    path = folder / META
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise WorkloadError(f"cannot read {path}: {error}; a folder of a real run has {META} and {LOG}") from None
+    if not isinstance(meta, dict):
+        raise WorkloadError(f"{path} is no JSON object; a folder of a real run has {META} and {LOG}")
+    return meta

@@ -2,7 +2,8 @@
 
 ``requests.jsonl`` has an object a line: ``input_toks``, ``output_toks``, and ``queued_ts``, ``first_token_ts`` and
 ``last_token_ts`` in seconds of one clock. A ``meta.json`` beside it, where there is one, says under which limits vLLM
-ran (``engine_kwargs``, ``kv_cache``).
+ran (``engine_kwargs``, ``kv_cache``), and a ``prefixes.json`` which prompts begin alike (see
+:mod:`batchwright_backends.sim.shared_prefixes`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from batchwright.errors import ConfigError
 from batchwright.lab import Workload, WorkloadRow
+from batchwright_backends.sim.shared_prefixes import FILE, SharedPrefixes, read_shared_prefixes
 
 _COUNTS = ("input_toks", "output_toks")
 _TIMES = ("queued_ts", "first_token_ts", "last_token_ts")
@@ -30,6 +32,7 @@ class LoggedRequest:
         arrival_s: when the engine had it.
         first_token_s, last_token_s: when these tokens were there.
         num_prompt_tokens, num_output_tokens: its lengths.
+        block_ids: of the whole blocks of its prompt, where it shares some with another.
     """
 
     arrival_s: float
@@ -37,6 +40,7 @@ class LoggedRequest:
     last_token_s: float
     num_prompt_tokens: int
     num_output_tokens: int
+    block_ids: tuple[int, ...] = ()
 
     @property
     def ttft_s(self) -> float:
@@ -63,17 +67,27 @@ class RequestLog:
         requests: in order of arrival.
         limits: settings of an engine that its ``meta.json`` gives: ``max_num_seqs``, ``num_blocks`` and so on.
         source: the file.
+        prefixes: what prompts share; None: nobody says.
     """
 
     requests: tuple[LoggedRequest, ...]
     limits: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    prefixes: SharedPrefixes | None = None
 
     @property
     def workload(self) -> Workload:
         """The same requests, to be offered to an engine."""
+        size = self.prefixes.block_size if self.prefixes is not None else 0
         rows = tuple(
-            WorkloadRow(round(r.arrival_s * 1e9), r.num_prompt_tokens, r.num_output_tokens) for r in self.requests
+            WorkloadRow(
+                round(r.arrival_s * 1e9),
+                r.num_prompt_tokens,
+                r.num_output_tokens,
+                prefix_ids=r.block_ids,
+                prefix_block_size=size if r.block_ids else 0,
+            )
+            for r in self.requests
         )
         return Workload(Path(self.source).name, rows, self.source)
 
@@ -82,7 +96,8 @@ def read_request_log(file: Path) -> RequestLog:
     """Read a log and the limits beside it.
 
     Raises:
-        ConfigError: no such file, or a line that is no request (file, line, what was expected).
+        ConfigError: no such file, a line that is no request (file, line, what was expected), or what stands beside it
+            cannot be read.
     """
     requests: list[LoggedRequest] = []
     try:
@@ -95,17 +110,22 @@ def read_request_log(file: Path) -> RequestLog:
     if not requests:
         raise ConfigError(f"{str(file)!r} holds no request; expected a JSON object a line: {EXPECTED}")
     first = min(r.arrival_s for r in requests)
-    moved = (
-        LoggedRequest(
-            r.arrival_s - first,
-            r.first_token_s - first,
-            r.last_token_s - first,
-            r.num_prompt_tokens,
-            r.num_output_tokens,
+    moved = [
+        replace(
+            r,
+            arrival_s=r.arrival_s - first,
+            first_token_s=r.first_token_s - first,
+            last_token_s=r.last_token_s - first,
         )
         for r in requests
-    )
-    return RequestLog(tuple(sorted(moved, key=lambda r: r.arrival_s)), _limits(file.parent / "meta.json"), str(file))
+    ]
+    moved.sort(key=lambda r: r.arrival_s)
+    prefixes = None
+    if (beside := file.parent / FILE).is_file():
+        prefixes = read_shared_prefixes(beside)
+        ids = prefixes.block_ids([r.num_prompt_tokens for r in moved])
+        moved = [replace(r, block_ids=blocks) for r, blocks in zip(moved, ids, strict=True)]
+    return RequestLog(tuple(moved), _limits(file.parent / "meta.json"), str(file), prefixes)
 
 
 def _request(line: str, where: str) -> LoggedRequest:
