@@ -192,8 +192,8 @@ def _read(path: Path, columns: Sequence[Column], holds: str) -> Any:
     if version != str(SCHEMA_VERSION) or metadata.get(_HOLDS) != holds.encode():
         found = metadata.get(_HOLDS, b"something else").decode()
         raise WorkloadError(
-            f"{path} has schema_version {version or 'none'} and holds {found}; this Batchwright reads {holds} of version "
-            f"{SCHEMA_VERSION} there: read it with the release that wrote it, or run the experiment again"
+            f"{path} has schema_version {version or 'none'} and holds {found}; this Batchwright reads {holds} of "
+            f"version {SCHEMA_VERSION} there: read it with the release that wrote it, or run the experiment again"
         )
     missing = [c.name for c in columns if c.name not in table.column_names and not c.optional]
     if missing:
