@@ -17,7 +17,8 @@ from batchwright.lab.compare import Comparison
 from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.settings import differing_settings
-from batchwright.lab.verdict import BETTER, NO_DIFFERENCE, NOT_SHOWN, NOT_TESTED, WORSE, Verdict
+from batchwright.lab.verdict import BETTER, NOT_TESTED, WORSE, Verdict
+from batchwright.lab.wording import number, size
 from batchwright.predictor import NO_PREDICTIONS
 
 SHOWN = (
@@ -60,7 +61,6 @@ LIMITS = (
 """Sizes of the header, as far as arms share them."""
 
 _IF_NOT_ZERO = {"num_aborted", "num_tpot_undefined"}
-_NONE = "-"
 _STYLES = {BETTER: "green", WORSE: "red"}
 
 
@@ -171,7 +171,7 @@ def _table(comparison: Comparison) -> RenderableType:
         if (name in _IF_NOT_ZERO and not any(values)) or all(v is None for v in values):
             continue
         found = [verdicts.get((run.arm, name)) for run in runs]
-        cells = [Text(_number(metric, value)) for value in values]
+        cells = [Text(number(metric, value)) for value in values]
         if pair:
             cells.append(_said(metric, found[1]))
         else:
@@ -190,7 +190,7 @@ def _replicas(comparison: Comparison) -> Iterator[RenderableType]:
         for heading in OF_REPLICAS:
             table.add_column(Text(heading), justify="right")
         for place, summary in enumerate(summaries):
-            numbers = [_number(metric, summary[metric.name]) for metric in OF_REPLICAS.values()]
+            numbers = [number(metric, summary[metric.name]) for metric in OF_REPLICAS.values()]
             table.add_row(Text(str(place)), *map(Text, numbers))
         yield Padding(table, (0, 0, 1, 0))
 
@@ -200,30 +200,9 @@ def _heading(arm: str) -> Text:
     return Text(re.sub(r"(?<=[:,])", "\n", arm) if len(arm) > 14 else arm)
 
 
-def _number(metric: Metric, value: float | int | None) -> str:
-    return _NONE if value is None else f"{value * metric.scale:,.{metric.decimals}f}"
-
-
 def _said(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> Text:
-    """Size, interval and verdict; in percent of the first arm where that says something, else as it is."""
-    if verdict is None or verdict.difference is None:
-        return Text(_NONE)
-    if verdict.words == NO_DIFFERENCE or (verdict.words == NOT_SHOWN and not interval):
-        return Text(verdict.words)
-    if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
-        size = f"{verdict.difference * metric.scale:+,.{metric.decimals}f}"
-    else:
-        size = f"{_percent(verdict.relative)}%"
-    said = Text(size)
-    found = verdict.interval if interval else None
-    if found is not None and found.relative_low is not None and found.relative_high is not None:
-        low, high = _percent(found.relative_low), _percent(found.relative_high)
-        # Where nothing is shown, the interval is all there is to say: a single size would be read as one.
-        said = Text(f"[{low}%, {high}%]" if verdict.words == NOT_SHOWN else f"{size} [{low}, {high}]")
-    if verdict.words != NOT_TESTED:
-        said.append(" ").append(verdict.words, style=_STYLES.get(verdict.words, ""))
+    """Size, interval and verdict."""
+    said = Text(size(metric, verdict, interval=interval))
+    if verdict is not None and verdict.difference is not None and verdict.words != NOT_TESTED:
+        said.append(" " if said.plain else "").append(verdict.words, style=_STYLES.get(verdict.words, ""))
     return said
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.{0 if abs(share) >= 1 else 1}f}"
