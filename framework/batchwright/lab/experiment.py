@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.errors import ExperimentError
-from batchwright.lab.executors.executor import Executor, Outcome
+from batchwright.lab.executors.executor import Executor, Keep, Outcome
 from batchwright.lab.executors.task import Task
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.runner import Progress
+from batchwright.lab.saved_runs import SavedRuns
+
+RUNS = "runs"
+"""The label under which progress is told of whole runs."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,56 @@ class Experiment:
         return ExperimentError(f"{len(failed)} of {len(self.tasks)} runs failed: {said}{rest}", self.runs, errors)
 
 
-def run_tasks(tasks: Sequence[Task], executor: Executor, progress: Progress | None = None) -> Experiment:
+def run_tasks(
+    tasks: Sequence[Task],
+    executor: Executor,
+    progress: Progress | None = None,
+    *,
+    keep: Keep | None = None,
+    saved: SavedRuns | None = None,
+) -> Experiment:
     """Run all tasks; one that fails stops no other.
+
+    Args:
+        tasks: what to run.
+        executor: who runs them.
+        progress: told now and then: the task's title, requests that have ended, requests in all. Where an arm has
+            several runs, also ``RUNS``, runs that are done, runs in all.
+        keep: given each outcome as it comes; what it returns is kept in its place.
+        saved: writes each run down as it comes, and knows those that need not be made again.
 
     Raises:
         ConfigError: the executor cannot run them.
+        OSError: a run cannot be written down.
         KeyboardInterrupt: it came before anything was done.
     """
-    return Experiment(tasks, executor.run(tasks, progress))
+    outcomes: dict[int, Outcome] = {}
+    counted = progress if len({task.title for task in tasks}) < len(tasks) or any(t.point for t in tasks) else None
+    places = {id(task): place for place, task in enumerate(tasks)}
+
+    def take(outcome: Outcome) -> Outcome:
+        taken = keep(outcome) if keep is not None else outcome
+        outcomes[places[id(outcome.task)]] = taken
+        if counted is not None:
+            counted(RUNS, len(outcomes), len(tasks))
+        return taken
+
+    def save(outcome: Outcome) -> Outcome:
+        if saved is not None and outcome.run is not None:
+            saved.save(outcome.task, outcome.run)
+        return take(outcome)
+
+    if saved is not None:
+        saved.plan(tasks)
+        for task in tasks:
+            run = saved.find(task)
+            if run is not None:
+                take(Outcome(task, run))
+    rest = [task for place, task in enumerate(tasks) if place not in outcomes]
+    if rest:
+        try:
+            executor.run(rest, progress, save)
+        except KeyboardInterrupt:
+            if not any(outcome.run for outcome in outcomes.values()):
+                raise
+    return Experiment(tasks, [outcomes[place] for place in sorted(outcomes)])

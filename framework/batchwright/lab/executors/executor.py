@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -31,6 +31,10 @@ class Outcome:
     error: Exception | None = None
 
 
+Keep = Callable[[Outcome], Outcome]
+"""Given each outcome as soon as it is there, in the process that asked; what it returns is kept in its place."""
+
+
 class Executor(ABC):
     """Runs tasks; their records are the same whoever runs them.
 
@@ -41,7 +45,7 @@ class Executor(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def run(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Outcome]:
+    def run(self, tasks: Sequence[Task], progress: Progress | None = None, keep: Keep | None = None) -> list[Outcome]:
         """Run all tasks.
 
         A task that fails stops no other. After Ctrl-C no further one begins, those that run are ended, and what is done
@@ -49,7 +53,8 @@ class Executor(ABC):
 
         Args:
             tasks: what to run.
-            progress: told now and then: arm, requests that have ended, requests in all.
+            progress: told now and then: the task's title, requests that have ended, requests in all.
+            keep: writes an outcome down, say, or sheds what is not needed any more.
 
         Returns:
             An outcome for each task that was begun and came to anything, in the order of the tasks.

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from batchwright.errors import BackendError, BatchwrightError, PolicyError
-from batchwright.lab.executors.executor import Executor, Outcome, check_sendable
+from batchwright.lab.executors.executor import Executor, Keep, Outcome, check_sendable
 from batchwright.lab.executors.task import Task
 from batchwright.lab.interrupts import Interrupts
 from batchwright.lab.runner import Progress
@@ -39,10 +39,10 @@ class Processes(Executor):
         """Takes how many runs at a time; None: as many as this process may use cores."""
         self.jobs = jobs if jobs is not None else _num_cores()
 
-    def run(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Outcome]:
+    def run(self, tasks: Sequence[Task], progress: Progress | None = None, keep: Keep | None = None) -> list[Outcome]:
         """See :class:`Executor`."""
         check_sendable(tasks, self.name)
-        shift = _Shift(tasks, progress)
+        shift = _Shift(tasks, progress, keep)
         try:
             with Interrupts() as interrupts:
                 try:
@@ -88,8 +88,9 @@ class _Shift:
         was_stopped: Ctrl-C was pressed.
     """
 
-    def __init__(self, tasks: Sequence[Task], progress: Progress | None) -> None:
+    def __init__(self, tasks: Sequence[Task], progress: Progress | None, keep: Keep | None) -> None:
         self._tasks = tasks
+        self._keep = keep
         self._waiting = deque(range(len(tasks)))
         self._progress = progress
         self._workers: list[_Worker] = []
@@ -141,17 +142,20 @@ class _Shift:
             worker.process.join()
             worker.connection.close()
             self._workers.remove(worker)
-            self.outcomes[place] = Outcome(task, error=_ended(worker.process.exitcode))
+            self._take(place, Outcome(task, error=_ended(worker.process.exitcode)))
             return
         if kind == "progress":
             if self._progress is not None:
-                self._progress(task.arm, *value)
+                self._progress(task.title, *value)
             return
         worker.place = None
         if kind == "done":
-            self.outcomes[place] = Outcome(task, run=value)
+            self._take(place, Outcome(task, run=value))
         elif kind == "failed":
-            self.outcomes[place] = Outcome(task, error=unpack_error(*value))
+            self._take(place, Outcome(task, error=unpack_error(*value)))
+
+    def _take(self, place: int, outcome: Outcome) -> None:
+        self.outcomes[place] = self._keep(outcome) if self._keep is not None else outcome
 
     def close(self) -> None:
         """End all processes."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from batchwright.errors import BackendError, ConfigError
-from batchwright.lab.executors.executor import Executor, Outcome, check_sendable
+from batchwright.lab.executors.executor import Executor, Keep, Outcome, check_sendable
 from batchwright.lab.executors.processes import pack_error, unpack_error
 from batchwright.lab.executors.task import Task
 from batchwright.lab.interrupts import Interrupts
@@ -41,7 +41,7 @@ class Ray(Executor):
         self._ray: Any = ray
         self.jobs = jobs
 
-    def run(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Outcome]:
+    def run(self, tasks: Sequence[Task], progress: Progress | None = None, keep: Keep | None = None) -> list[Outcome]:
         """See :class:`Executor`; progress is told of whole runs."""
         check_sendable(tasks, self.name)
         ray = self._ray
@@ -50,12 +50,12 @@ class Ray(Executor):
             local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": self.jobs, "include_dashboard": False}
             ray.init(log_to_driver=False, **local)
         try:
-            return self._run(tasks, progress)
+            return self._run(tasks, progress, keep)
         finally:
             if own:
                 ray.shutdown()
 
-    def _run(self, tasks: Sequence[Task], progress: Progress | None) -> list[Outcome]:
+    def _run(self, tasks: Sequence[Task], progress: Progress | None, keep: Keep | None) -> list[Outcome]:
         ray = self._ray
         remote = ray.remote(num_cpus=1, max_retries=0)(_run)
         most = self.jobs if self.jobs is not None else len(tasks)
@@ -72,10 +72,11 @@ class Ray(Executor):
                     ready, _ = ray.wait(list(running), timeout=_LOOK_S)
                     for reference in ready:
                         place = running.pop(reference)
-                        outcomes[place] = self._outcome(tasks[place], reference)
+                        outcome = self._outcome(tasks[place], reference)
+                        outcomes[place] = keep(outcome) if keep is not None else outcome
                         if progress is not None:
                             total = len(tasks[place].workload)
-                            progress(tasks[place].arm, total, total)
+                            progress(tasks[place].title, total, total)
                 stopped = interrupts.asked
         except KeyboardInterrupt:
             stopped = True

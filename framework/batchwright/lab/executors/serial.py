@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from batchwright.lab.executors.executor import Executor, Outcome
+from batchwright.lab.executors.executor import Executor, Keep, Outcome
 from batchwright.lab.executors.task import Task
 from batchwright.lab.runner import Progress
 
@@ -15,20 +15,24 @@ class Serial(Executor):
 
     name: ClassVar[str] = "serial"
 
-    def run(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Outcome]:
+    def run(self, tasks: Sequence[Task], progress: Progress | None = None, keep: Keep | None = None) -> list[Outcome]:
         """See :class:`Executor`."""
         outcomes: list[Outcome] = []
         for task in tasks:
             try:
-                run = task.run(progress)
+                outcome = _outcome(task, progress)
+                outcomes.append(keep(outcome) if keep is not None else outcome)
             except KeyboardInterrupt:  # while it was made, before it ran
                 if not any(outcome.run for outcome in outcomes):
                     raise
                 break
-            except Exception as error:
-                outcomes.append(Outcome(task, error=error))
-                continue
-            outcomes.append(Outcome(task, run))
-            if run.stopped == "interrupted":
+            if outcome.run is not None and outcome.run.stopped == "interrupted":
                 break
         return outcomes
+
+
+def _outcome(task: Task, progress: Progress | None) -> Outcome:
+    try:
+        return Outcome(task, task.run(progress))
+    except Exception as error:
+        return Outcome(task, error=error)

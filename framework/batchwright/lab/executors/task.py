@@ -26,6 +26,7 @@ class Task:
         options: further options of :func:`~batchwright.lab.run_arm`.
         origins: where the config's values come from.
         local: options that stay in this process, such as objects that observe; executors that leave it refuse them.
+        point: what tells it from other runs of its arm, in words: the point of a sweep, say.
     """
 
     arm: str
@@ -35,11 +36,17 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     local: Mapping[str, Any] = field(default_factory=dict)
+    point: str = ""
 
     @property
     def label(self) -> str:
-        """Arm and seed, in words."""
-        return f"arm {self.arm}, seed {self.seed}"
+        """Arm, seed and point, in words."""
+        return f"arm {self.arm}, seed {self.seed}{f', {self.point}' if self.point else ''}"
+
+    @property
+    def title(self) -> str:
+        """Arm and point, for progress."""
+        return f"{self.arm}, {self.point}" if self.point else self.arm
 
     def run(self, progress: Progress | None = None) -> RunRecord:
         """Run it here.
@@ -52,8 +59,14 @@ class Task:
             self.workload,
             arm=self.arm,
             seed=self.seed,
-            progress=progress,
+            progress=None if progress is None else self._told(progress),
             origins=self.origins,
             **self.options,
             **self.local,
         )
+
+    def _told(self, progress: Progress) -> Progress:
+        def report(_: str, done: int, total: int) -> None:
+            progress(self.title, done, total)
+
+        return report

@@ -1,0 +1,71 @@
+"""Runs that are written down as they come, and found again when an experiment goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from batchwright.errors import WorkloadError
+from batchwright.lab.files.folder import Folder
+from batchwright.lab.files.keys import task_key
+from batchwright.lab.files.manifest import run_labels
+
+if TYPE_CHECKING:
+    from batchwright.lab.executors.task import Task
+    from batchwright.lab.run_record import RunRecord
+
+
+class SavedRuns:
+    """The runs of one experiment in its folder.
+
+    Args:
+        folder: of the experiment.
+        resume: take runs that are there, and whole, and made from the very same things, instead of making them again.
+
+    Attributes:
+        num_found: runs that were taken from the folder.
+    """
+
+    def __init__(self, folder: Folder, *, resume: bool = False) -> None:
+        self.folder = folder
+        self.resume = resume
+        self.num_found = 0
+        self._labels: dict[tuple[str, ...], str] = {}
+
+    def plan(self, tasks: Sequence[Task]) -> list[str]:
+        """Labels of further tasks; a task that was planned before keeps its own."""
+        for task in tasks:
+            self._labels.setdefault(run_parts(task), "")
+        self._labels = dict(zip(self._labels, run_labels(self._labels), strict=True))
+        return [self.label(task) for task in tasks]
+
+    def label(self, task: Task) -> str:
+        """The name of a task's run in the folder."""
+        return self._labels[run_parts(task)]
+
+    def find(self, task: Task) -> RunRecord | None:
+        """The run of a task, if it may be taken; one that cannot be read any more is made again."""
+        if not self.resume:
+            return None
+        try:
+            if self.folder.key(self.label(task)) != task_key(task):
+                return None
+            run = self.folder.read_run(self.label(task))
+        except WorkloadError:
+            return None
+        self.num_found += 1
+        return run
+
+    def save(self, task: Task, run: RunRecord) -> None:
+        """Write a run down. One that was interrupted gets no key: nobody takes it for a whole one.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        whole = run.stopped != "interrupted"
+        self.folder.write_run(self.label(task), run, key=task_key(task) if whole else None)
+
+
+def run_parts(task: Task) -> tuple[str, ...]:
+    """What tells a run from the others of its experiment, in words."""
+    return (task.arm, *((task.point,) if task.point else ()), f"seed {task.seed}")
