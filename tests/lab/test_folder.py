@@ -29,13 +29,23 @@ CONFIG = EngineConfig(policy="vllm_v1", num_blocks=200, max_num_batched_tokens=5
 def some_run(**values: Any) -> RunRecord:
     """Every status, and every field that may be missing."""
     requests = [
-        request(0, times_ms=[5, 6, 8], slo=SLO(1.0, None), client_id="a"),
+        request(0, times_ms=[5, 6, 8], slo=SLO(1.0, None), client_id="a", weight=2.5, slo_class="chat"),
         request(1, times_ms=[], status="refused", error="no room, \u201csorry\u201d", replica=None),
-        request(2, arrival_ms=3, times_ms=[7], slo=SLO(), num_preemptions=2, num_recomputed_tokens=9, replica=1),
+        request(
+            2,
+            arrival_ms=3,
+            times_ms=[7],
+            slo=SLO(),
+            num_preemptions=2,
+            num_recomputed_tokens=9,
+            replica=1,
+            preempted_ns=array("q", [4, 9]),
+            resumed_ns=array("q", [6]),
+        ),
         request(3, status="aborted", finish_reason="abort", times_ms=[1, 2], priority=-3),
         request(4),
     ]
-    steps = [step(0, 0, 4), step(1, 4, 9, replica=1, num_waiting=2)]
+    steps = [step(0, 0, 4, batch_size=7), step(1, 4, 9, replica=1, num_waiting=2)]
     events = [{"step": 1, "kind": "starvation", "waited_s": 1.5, "request": "r000002"}]
     return run(
         requests,

@@ -58,10 +58,16 @@ class Watcher:
         self.cached: dict[str, int] = {}
         self.steps: list[tuple[int, ...]] = []
         self.batches: list[list[tuple[str, int]]] = []
+        self.stays: dict[str, list[tuple[str, int]]] = {}  # what happened to its blocks, and when
 
     @hookimpl
-    def request_admitted(self, request: Any) -> None:
+    def request_admitted(self, step: Any, request: Any) -> None:
         self.cached.setdefault(request.request_id, request.num_cached)
+        self.stays.setdefault(request.request_id, []).append(("in", step.now))
+
+    @hookimpl
+    def request_preempted(self, step: Any, victim: Any) -> None:
+        self.stays.setdefault(victim.request_id, []).append(("out", step.now))
 
     @hookimpl
     def step_finished(self, step: Any) -> None:
@@ -79,6 +85,7 @@ class Watcher:
                 len(step.waiting),
                 len(step.running),
                 step.free_blocks,
+                len(step.batch),
             )
         )
 
@@ -106,6 +113,10 @@ def test_records_hold_what_a_plain_observer_sees(num_blocks, policy) -> None:
         assert r.finish_ns == r.token_times_ns[-1]
         assert r.arrival_ns <= r.first_scheduled_ns < r.token_times_ns[0]
         assert (r.finish_reason, r.error) == ("trace", None)
+        stays = watcher.stays[r.request_id]
+        assert [kind for kind, _ in stays] == ["in", *["out", "in"] * r.num_preemptions]
+        assert list(r.preempted_ns) == [when for kind, when in stays if kind == "out"]
+        assert list(r.resumed_ns) == [when for kind, when in stays[1:] if kind == "in"]
         row = by_row[r.request_id]
         assert r.num_output_tokens == len(r.token_times_ns) == row.num_output_tokens
         assert (r.num_prompt_tokens, r.client_id, r.arrival_ns) == (
@@ -115,7 +126,7 @@ def test_records_hold_what_a_plain_observer_sees(num_blocks, policy) -> None:
         )
     steps = [(s.index, s.start_ns, s.end_ns, s.num_prefill_tokens, s.num_decodes) for s in run.steps]
     assert steps == [s[:5] for s in watcher.steps]
-    rest = [(s.num_preempted, s.num_waiting, s.num_running, s.free_blocks) for s in run.steps]
+    rest = [(s.num_preempted, s.num_waiting, s.num_running, s.free_blocks, s.batch_size) for s in run.steps]
     assert rest == [s[5:] for s in watcher.steps]
     assert run.duration_ns == run.steps[-1].end_ns
     assert sum(r.num_preemptions for r in run.requests) == sum(s.num_preempted for s in run.steps)
@@ -406,9 +417,11 @@ def test_a_file_of_another_version_or_kind_is_refused() -> None:
 REQUEST_FIELDS = """
 request_id client_id priority arrival_s first_scheduled_s token_times_s finish_s num_prompt_tokens num_output_tokens
 num_cached_tokens num_recomputed_tokens num_preemptions slo status finish_reason error replica
+weight slo_class preempted_s resumed_s
 """
 STEP_FIELDS = """
 index start_s end_s num_prefill_tokens num_decodes num_preempted num_waiting num_running free_blocks replica
+batch_size
 """
 
 
@@ -418,6 +431,25 @@ def test_json_has_the_fields_of_the_schema() -> None:
     assert list(value["requests"][0]) == REQUEST_FIELDS.split()
     assert list(value["steps"][0]) == STEP_FIELDS.split()
     assert len(value["requests"][0]["token_times_s"]) == 3
+
+
+def test_what_records_of_before_lack_has_a_default() -> None:
+    record = run_arm(config(), load_workload("synthetic:n=2,prompt=10,output=3"), backend=Machine())
+    value = json.loads(record.dumps())
+    for name in ("weight", "slo_class", "preempted_s", "resumed_s"):
+        for one in value["requests"]:
+            del one[name]
+    for one in value["steps"]:
+        del one["batch_size"]
+    old = RunRecord.from_json(value)
+    assert old.requests == record.requests
+    assert {s.batch_size for s in old.steps} == {0}
+
+
+def test_a_record_says_the_weight_of_its_client() -> None:
+    rows = tuple(WorkloadRow(0, 9, 2, client_id="a", weight=w) for w in (1.0, 2.5))
+    record = run_arm(config(), Workload("w", rows, "w"), backend=Machine())
+    assert [r.weight for r in record.requests] == [1.0, 2.5]
 
 
 def test_progress_is_told_and_ends_with_all() -> None:

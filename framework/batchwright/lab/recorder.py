@@ -103,6 +103,8 @@ class Recorder:
             num_preemptions=0,
             slo=request.slo,
             status="unfinished",
+            weight=request.weight,
+            slo_class=_slo_class(request),
         )
         self._records[request.request_id] = record
         self._appends[request] = record.token_times_ns.append
@@ -117,10 +119,24 @@ class Recorder:
 
     @hookimpl
     def request_admitted(self, step: Step, request: Request) -> None:
-        """Keep the prefix hit of the first admission; later ones hit what the request itself left."""
+        """Keep the prefix hit of the first admission (later ones hit what the request itself left) and later times."""
         record = self._records.get(request.request_id)
-        if record is not None and not request.num_preemptions:
+        if record is None:
+            return
+        if not request.num_preemptions:
             record.num_cached_tokens = request.num_cached
+        elif record.preempted_ns:
+            record.resumed_ns.append(step.now - self._start_ns)
+
+    @hookimpl
+    def request_preempted(self, step: Step, victim: Request) -> None:
+        """Keep when."""
+        record = self._records.get(victim.request_id)
+        if record is None:
+            return
+        if not record.preempted_ns:
+            record.preempted_ns, record.resumed_ns = array("q"), array("q")
+        record.preempted_ns.append(step.now - self._start_ns)
 
     @hookimpl
     def step_finished(self, step: Step, result: StepResult) -> None:
@@ -144,6 +160,8 @@ class Recorder:
             len(step.waiting),
             len(step.running),
             step.free_blocks,
+            0,
+            len(requests),
         )
         if self._events or self.events:
             self._take_events()
@@ -167,7 +185,7 @@ class Recorder:
         ends = np.array(leap.ends_ns, dtype=np.int64) - since
         start = leap.start_ns - since
         numbers = np.zeros((len(ends), len(FIELDS)), dtype=np.int64)
-        numbers[:] = (0, start, 0, 0, num, 0, waiting, num, 0, 0)
+        numbers[:] = (0, start, 0, 0, num, 0, waiting, num, 0, 0, num)
         numbers[:, _INDEX] = np.arange(leap.first_index, leap.first_index + len(ends))
         numbers[1:, _START] = ends[:-1]
         numbers[:, _END] = ends
@@ -186,7 +204,7 @@ class Recorder:
             self._last_fingerprint = xxh3_64_intdigest(array("i", map(self._rows.__getitem__, requests)))
         return self._last_fingerprint
 
-    def _complete(self, step: Step, counts: tuple[int, int, int, int, int, int], ended: list[Request]) -> None:
+    def _complete(self, step: Step, counts: tuple[int, ...], ended: list[Request]) -> None:
         """Its end is known now, or waited for."""
         end = step.end
         if end is None:
@@ -199,7 +217,7 @@ class Recorder:
         self._times.append(end)
         # Scheduled while the step before it was executed, it began when that one ended.
         start, last = step.now - since, self._last_end
-        self.steps.extend_numbers((step.index, start if start > last else last, end, *counts, 0))
+        self.steps.extend_numbers((step.index, start if start > last else last, end, *counts))
         self._last_end = end
         if ended:
             self._give_times()
@@ -325,6 +343,11 @@ def _lost_times(record: RequestRecord) -> str | None:
         f"request {record.request_id} has {record.num_output_tokens} output tokens and "
         f"{len(record.token_times_ns)} token times: the recorder missed a step (see the engine's faults)"
     )
+
+
+def _slo_class(request: Request) -> str | None:
+    given = request.extra.get("slo_class")
+    return None if given is None else str(given)
 
 
 def _status(reason: str) -> Status:

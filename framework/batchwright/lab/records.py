@@ -7,14 +7,17 @@ A file of records carries ``record_version``; it grows by new fields, and the nu
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from batchwright.request import SLO
 
 Status = Literal["finished", "refused", "aborted", "failed", "unfinished"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+
+NO_TIMES: array[int] = array("q")
+"""Shared by all requests that were never evicted; nobody appends to it."""
 
 
 def _seconds(ns: int | None) -> float | None:
@@ -23,6 +26,10 @@ def _seconds(ns: int | None) -> float | None:
 
 def _nanoseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e9)
+
+
+def _times(seconds: Sequence[float]) -> array[int]:
+    return array("q", [round(t * 1e9) for t in seconds])
 
 
 @dataclass(slots=True)
@@ -79,6 +86,10 @@ class RequestRecord:
         finish_reason: ``stop``, ``length``, ``trace``, ``abort`` or ``error``; None before its end.
         error: why it was refused or failed.
         replica: which replica of a fleet took it, from 0; None: it was routed to none.
+        weight: of its client, as offered.
+        slo_class: the kind of request it is, as offered.
+        preempted_ns: when it was evicted, each time: the start of that step.
+        resumed_ns: when it was admitted again after each eviction; one less where it never was.
     """
 
     request_id: str
@@ -98,6 +109,10 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None
     replica: int | None = 0
+    weight: float = 1.0
+    slo_class: str | None = None
+    preempted_ns: array[int] = field(default_factory=lambda: NO_TIMES)
+    resumed_ns: array[int] = field(default_factory=lambda: NO_TIMES)
 
     @property
     def arrival_s(self) -> float:
@@ -140,6 +155,10 @@ class RequestRecord:
             "finish_reason": self.finish_reason,
             "error": self.error,
             "replica": self.replica,
+            "weight": self.weight,
+            "slo_class": self.slo_class,
+            "preempted_s": [t / 1e9 for t in self.preempted_ns],
+            "resumed_s": [t / 1e9 for t in self.resumed_ns],
         }
 
     @classmethod
@@ -147,9 +166,11 @@ class RequestRecord:
         """From the object that ``to_json`` gave."""
         values = dict(value)
         return cls(
+            preempted_ns=_times(values.pop("preempted_s", ())),  # records of before there were any have none
+            resumed_ns=_times(values.pop("resumed_s", ())),
             arrival_ns=round(values.pop("arrival_s") * 1e9),
             first_scheduled_ns=_nanoseconds(values.pop("first_scheduled_s")),
-            token_times_ns=array("q", [round(t * 1e9) for t in values.pop("token_times_s")]),
+            token_times_ns=_times(values.pop("token_times_s")),
             finish_ns=_nanoseconds(values.pop("finish_s")),
             slo=None if (slo := values.pop("slo")) is None else SLO(**slo),
             **values,
@@ -169,6 +190,7 @@ class StepRecord:
         num_waiting, num_running: requests that wait, and residents.
         free_blocks: KV blocks that nobody holds.
         replica: which replica of a fleet ran it, from 0.
+        batch_size: requests in its batch; 0 in records of before it was kept.
     """
 
     index: int
@@ -181,6 +203,7 @@ class StepRecord:
     num_running: int
     free_blocks: int
     replica: int = 0
+    batch_size: int = 0
 
     @property
     def start_s(self) -> float:
@@ -205,6 +228,7 @@ class StepRecord:
             "num_running": self.num_running,
             "free_blocks": self.free_blocks,
             "replica": self.replica,
+            "batch_size": self.batch_size,
         }
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Records of steps, compactly: ten numbers a step, and no object until somebody asks for one."""
+"""Records of steps, compactly: eleven numbers a step, and no object until somebody asks for one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _numbers = attrgetter(*FIELDS)
 
 
 class StepRecords(Sequence[StepRecord]):
-    """A sequence of step records that takes 80 bytes a step."""
+    """A sequence of step records that takes 88 bytes a step."""
 
     __slots__ = ("_numbers", "extend_numbers")
 
@@ -38,7 +38,7 @@ class StepRecords(Sequence[StepRecord]):
         self._numbers.extend(_numbers(record))
 
     def extend_packed(self, numbers: NDArray[np.int64]) -> None:
-        """Take further steps: int64[n, 10], in the order of ``FIELDS``."""
+        """Take further steps: int64[n, 11], in the order of ``FIELDS``."""
         self._numbers.frombytes(numbers.tobytes())
 
     def column(self, name: str) -> NDArray[np.int64]:

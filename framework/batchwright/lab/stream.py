@@ -18,12 +18,13 @@ from typing import Any, TextIO
 from batchwright.errors import WorkloadError
 from batchwright.lab.records import OfferedRecord, RequestRecord
 from batchwright.lab.run_record import RunLimits, RunRecord
-from batchwright.lab.step_records import StepRecords
+from batchwright.lab.step_records import FIELDS, StepRecords
 from batchwright.request import SLO
 from batchwright.version import RECORD_VERSION
 
 _OFFERED = tuple(OfferedRecord.__slots__)
-_REQUEST = tuple(name for name in RequestRecord.__slots__ if name not in ("slo", "token_times_ns"))
+_TIMES = ("preempted_ns", "resumed_ns")
+_REQUEST = tuple(name for name in RequestRecord.__slots__ if name not in ("slo", "token_times_ns", *_TIMES))
 
 
 @dataclass
@@ -41,18 +42,19 @@ class RecordStream:
 
     def header(self, values: Mapping[str, Any]) -> None:
         """What is known before the run: fields of :class:`RunRecord`."""
-        self._write({"record_version": RECORD_VERSION, **values})
+        self._write({"record_version": RECORD_VERSION, "step_fields": FIELDS, **values})
 
     def offered(self, record: OfferedRecord) -> None:
         """A request is offered."""
         self._write({"offered": [getattr(record, name) for name in _OFFERED]})
 
     def request(self, place: int, record: RequestRecord) -> None:
-        """What became of a request; ``place`` is its place among those offered."""
+        """What became of a request; ``place`` is that of its row in the workload."""
         times = record.token_times_ns
         gaps = [times[0], *(b - a for a, b in pairwise(times))] if times else []
         slo = None if record.slo is None else [record.slo.ttft_s, record.slo.tpot_s]
-        self._write({"request": [place, gaps, slo, *(getattr(record, name) for name in _REQUEST)]})
+        evictions = [getattr(record, name).tolist() for name in _TIMES]
+        self._write({"request": [place, gaps, slo, *evictions, *(getattr(record, name) for name in _REQUEST)]})
         self.num_requests[record.status] += 1
 
     def steps(self, numbers: array[int], batches: array[int]) -> None:
@@ -113,14 +115,27 @@ def read_run(path: Path) -> RunRecord:
     if head is None or end is None:
         raise WorkloadError(f"{path} has no end: that run was cut off; run it again")
     limits = RunLimits(**head.pop("limits"))
-    in_order = [requests[place] for place in range(len(offered))]
+    in_order = [requests[place] for place in sorted(requests)]
+    asked = {record.request_id: record for record in offered}
     return RunRecord(
-        **head, **end, limits=limits, offered=offered, requests=in_order, steps=steps, batches=batches, events=events
+        **head,
+        **end,
+        limits=limits,
+        offered=[asked[record.request_id] for record in in_order],
+        requests=in_order,
+        steps=steps,
+        batches=batches,
+        events=events,
     )
 
 
 def _checked(path: Path, head: Any) -> dict[str, Any]:
     version = head.pop("record_version", None) if isinstance(head, dict) else None
+    if version == RECORD_VERSION and head.pop("step_fields", None) != list(FIELDS):
+        raise WorkloadError(
+            f"{path} holds other fields of a step than this Batchwright reads: {', '.join(FIELDS)}; read it with the "
+            "release that wrote it, or run the experiment again"
+        )
     if version != RECORD_VERSION:
         raise WorkloadError(
             f"{path} begins with record_version {version!r}; this Batchwright reads streamed runs of {RECORD_VERSION}: "
@@ -130,7 +145,8 @@ def _checked(path: Path, head: Any) -> dict[str, Any]:
 
 
 def _request(values: Sequence[Any]) -> tuple[int, RequestRecord]:
-    place, gaps, slo, *rest = values
+    place, gaps, slo, preempted, resumed, *rest = values
     named = dict(zip(_REQUEST, rest, strict=True))
+    named |= {name: array("q", when) for name, when in zip(_TIMES, (preempted, resumed), strict=True)}
     times = array("q", accumulate(gaps))
     return place, RequestRecord(token_times_ns=times, slo=None if slo is None else SLO(*slo), **named)

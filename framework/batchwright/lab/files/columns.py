@@ -48,6 +48,10 @@ REQUEST_COLUMNS = (
     Column("finish_reason", "string", "", "`stop`, `length`, `trace`, `abort` or `error`; null before its end.", True),
     Column("error", "string", "", "Why it was refused or failed.", True),
     Column("replica", "int64", "", "Which replica of a fleet took it, from 0; null: it was routed to none.", True),
+    Column("weight", "double", "", "Of its client, as offered.", optional=True),
+    Column("slo_class", "string", "", "The kind of request it is, as offered.", True, True),
+    Column("preempted_ns", "times", "ns", "When it was evicted, each time.", optional=True),
+    Column("resumed_ns", "times", "ns", "When it was admitted again after each eviction.", optional=True),
     Column("offered_arrival_ns", "int64", "ns", "When it was to arrive."),
     Column("prompt_hash", "string", "", "Hex digits of its prompt's token ids: equal hashes, equal prompts."),
     Column("asked_output_tokens", "int64", "tokens", "How long its output was to be; hidden from policies."),
@@ -74,6 +78,7 @@ STEP_COLUMNS = (
     Column("num_running", "int64", "requests", "Resident, after it."),
     Column("free_blocks", "int64", "blocks", "KV blocks that nobody holds, after it."),
     Column("replica", "int64", "", "Which replica of a fleet ran it, from 0."),
+    Column("batch_size", "int64", "requests", "In its batch.", optional=True),
     Column("batch", "uint64", "", "Fingerprint of its batch: equal in two runs of one workload where the batches are."),
 )
 """One row for each step, in the order of their ends. Times count from the start of the run."""

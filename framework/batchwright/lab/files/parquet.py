@@ -16,7 +16,7 @@ import numpy as np
 
 from batchwright.errors import ConfigError, WorkloadError
 from batchwright.lab.files.columns import OFFERED, REQUEST_COLUMNS, STEP_COLUMNS, Column
-from batchwright.lab.records import OfferedRecord, RequestRecord
+from batchwright.lab.records import NO_TIMES, OfferedRecord, RequestRecord
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.step_records import FIELDS, StepRecords, column
 from batchwright.request import SLO
@@ -111,7 +111,9 @@ def read_steps(path: Path) -> tuple[StepRecords, array[int]]:
     """
     table = _read(path, STEP_COLUMNS, "steps")
     steps = StepRecords()
-    steps.extend_packed(np.stack([table.column(name).to_numpy() for name in FIELDS], axis=1))
+    zeros = np.zeros(len(table), dtype=np.int64)  # the default of fields that were added
+    there = set(table.column_names)
+    steps.extend_packed(np.stack([table.column(n).to_numpy() if n in there else zeros for n in FIELDS], axis=1))
     return steps, array("Q", table.column("batch").to_numpy().tobytes())
 
 
@@ -144,7 +146,7 @@ def _time_arrays(found: Any) -> list[array[int]]:
         flat = chunk.flatten().to_numpy().tobytes()
         offsets = chunk.offsets.to_numpy()
         ends = ((offsets - offsets[0]) * 8).tolist()
-        arrays += [array("q", flat[a:b]) for a, b in pairwise(ends)]
+        arrays += [array("q", flat[a:b]) if b > a else NO_TIMES for a, b in pairwise(ends)]
     return arrays
 
 
