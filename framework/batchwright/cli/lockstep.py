@@ -10,7 +10,8 @@ from batchwright.cli.arms import Arm
 from batchwright.cli.output import ReportProgress
 from batchwright.engine import Engine
 from batchwright.errors import BackendError, RequestError
-from batchwright.lab import Offer, Workload, offers_to, with_token_ids
+from batchwright.lab import Arrivals, Offer, Workload
+from batchwright.lab.clients import Clients
 
 _SHARED = (
     "backend",
@@ -71,6 +72,35 @@ class Decision:
         return mine == theirs and self.preempted == other.preempted and refusals
 
 
+class _Both:
+    """The arrivals of both arms, which are the same while they do the same.
+
+    Attributes:
+        second: what the second arm was offered last.
+    """
+
+    def __init__(self, one: Arrivals, two: Arrivals) -> None:
+        self._one = one
+        self._two = two
+        self.second: Offer
+
+    @property
+    def waits(self) -> bool:
+        return self._one.waits
+
+    @property
+    def next_ns(self) -> int | None:
+        return self._one.next_ns
+
+    def take(self) -> Offer:
+        self.second = self._two.take()
+        return self._one.take()
+
+    def ended(self, index: int, end_ns: int) -> None:
+        for arrivals in (self._one, self._two):
+            arrivals.ended(index, end_ns)
+
+
 @dataclass(frozen=True)
 class Parting:
     """Where two arms part.
@@ -119,15 +149,17 @@ class Lockstep:
         self._engines = (first, second)
         self._total = len(workload)
         try:
-            asked = [with_token_ids(workload, engine.backend) for engine in self._engines]
+            made = [
+                Arrivals.at(engine, workload, declared, seed=seed, respect_eos=respect_eos) for engine in self._engines
+            ]
         except BaseException:
             self.close()
             raise
         self._start_ns = self._backend.clock.now_ns()
-        self._coming = [
-            offers_to(engine, rows, declared, seed=seed, start_ns=self._start_ns, respect_eos=respect_eos)
-            for engine, rows in zip(self._engines, asked, strict=True)
-        ]
+        for arrivals in made:
+            arrivals.start(self._start_ns)
+        self._coming = _Both(*made)
+        self._clients = Clients(self._coming, [first])  # the second arm does the same as the first
 
     def run(self, max_steps: int | None = None, progress: ReportProgress | None = None) -> Parting:
         """Step both until they differ, or to the end.
@@ -142,24 +174,30 @@ class Lockstep:
         """
         clock = self._backend.clock
         first, second = (engine.scheduler for engine in self._engines)
-        ahead = self._next()
+        clients = self._clients
         num_steps = num_arrived = 0
-        while ahead is not None or first.has_unfinished():
+        refused: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        while True:
             now = clock.now_ns()
-            refused: tuple[dict[str, str], dict[str, str]] = ({}, {})
-            while ahead is not None and ahead[0].request.arrival_ns <= now:
-                for engine, offer, reasons in zip(self._engines, ahead, refused, strict=True):
-                    try:
-                        engine.scheduler.add(offer.request, num_output_tokens=offer.num_output_tokens)
-                    except RequestError as error:
-                        reasons[offer.request.request_id] = str(error)
+            clients.hear()
+            while (when := clients.next_ns) is not None and when <= now:
+                self._add((clients.take(), self._coming.second), refused)
                 num_arrived += 1
-                ahead = self._next()
+            leaving = clients.leaving(now)
+            for request in leaving:
+                for engine in self._engines:
+                    if engine.scheduler.get(request.request_id) is not None:
+                        engine.scheduler.abort(request.request_id)
+                self._backend.release([request.request_id])
             if progress is not None:
                 progress("requests arrived", num_arrived, self._total)
+            if leaving:
+                continue
             if refused[0].keys() == refused[1].keys() and not first.has_unfinished():
-                if ahead is not None:
-                    clock.wait_until_ns(ahead[0].request.arrival_ns)
+                if when is None:
+                    break
+                refused = ({}, {})
+                clock.wait_until_ns(when)
                 continue
             if num_steps == max_steps:
                 return Parting(num_steps, (now - self._start_ns) / 1e9, None, False)
@@ -176,11 +214,20 @@ class Lockstep:
             if gone:
                 self._backend.release(gone)
             num_steps += 1
+            refused = ({}, {})
         return Parting(num_steps, (clock.now_ns() - self._start_ns) / 1e9, None, True)
 
-    def _next(self) -> tuple[Offer, Offer] | None:
-        one, two = (next(coming, None) for coming in self._coming)
-        return (one, two) if one is not None and two is not None else None
+    def _add(self, offers: tuple[Offer, Offer], refused: tuple[dict[str, str], dict[str, str]]) -> None:
+        for engine, offer, reasons in zip(self._engines, offers, refused, strict=True):
+            try:
+                engine.scheduler.add(offer.request, num_output_tokens=offer.num_output_tokens)
+            except RequestError as error:
+                reasons[offer.request.request_id] = str(error)
+        one = offers[0]
+        if one.request.request_id in refused[0]:
+            self._clients.refused(one.request, one.index, self._backend.clock.now_ns())
+        else:
+            self._clients.taken(one)
 
     def _execute(self, batch: Any) -> tuple[Any, Any]:
         if not len(batch):

@@ -12,7 +12,8 @@ from batchwright.backend import VirtualClock
 from batchwright.cli.arms import Arm
 from batchwright.engine import Engine
 from batchwright.errors import ConfigError, PolicyError, RequestError, UnknownRequestError
-from batchwright.lab import Offer, Workload, offers_to, with_token_ids
+from batchwright.lab import Arrivals, Offer, Workload
+from batchwright.lab.clients import Clients
 from batchwright.plugins import Plugins
 from batchwright.replay.case import Case, Event
 from batchwright.replay.driver import predictor
@@ -59,12 +60,12 @@ class WorkloadStage:
                 "real time; take a simulator, as in --backend sim:llama-3.1-8b@h100"
             )
         try:
-            asked = with_token_ids(workload, self._engine.backend)
+            arrivals = Arrivals.at(self._engine, workload, declared, seed=seed)
         except BaseException:
             self._engine.close()
             raise
-        self._coming = offers_to(self._engine, asked, declared, seed=seed)
-        self._next: Offer | None = next(self._coming, None)
+        arrivals.start(0)
+        self._clients = Clients(arrivals, [self._engine])
         self._tracer = Tracer(self._engine.scheduler)
         self.refused: list[tuple[str, str]] = []
 
@@ -73,15 +74,20 @@ class WorkloadStage:
         engine, clock = self._engine, self._engine.clock
         self.refused = []
         while True:
+            self._clients.hear()
             now = clock.now_ns()
-            while self._next is not None and self._next.request.arrival_ns <= now:
-                self._add(self._next)
-                self._next = next(self._coming, None)
+            while (when := self._clients.next_ns) is not None and when <= now:
+                self._add(self._clients.take())
+            leaving = self._clients.leaving(now)
+            for request in leaving:
+                engine.abort(request.request_id)
+            if leaving:
+                continue
             if engine.has_unfinished():
                 break
-            if self._next is None:
+            if when is None:
                 return None
-            clock.wait_until_ns(self._next.request.arrival_ns)
+            clock.wait_until_ns(when)
         with suppress(PolicyError):  # it stands in the step
             engine.advance()
         return self._tracer.take()[-1]
@@ -91,6 +97,9 @@ class WorkloadStage:
             self._engine.add_request(offer.request, num_output_tokens=offer.num_output_tokens)
         except RequestError as error:
             self.refused.append((offer.request.request_id, str(error)))
+            self._clients.refused(offer.request, offer.index, self._engine.clock.now_ns())
+        else:
+            self._clients.taken(offer)
 
     def swap(self, policy: ActivePolicy) -> None:
         """Another policy decides from now on.

@@ -14,28 +14,39 @@ metrics, verdicts and reports read only those records::
 from batchwright.lab.ab import ab
 from batchwright.lab.agree import Agreement, BackendsCompared, compare_backends
 from batchwright.lab.agree_report import format_agreement, print_agreement
+from batchwright.lab.arrival_times import ArrivalSpec, with_arrivals
+from batchwright.lab.arrivals import Arrivals
 from batchwright.lab.compare import Comparison, compare
 from batchwright.lab.load import Load
-from batchwright.lab.materialize import Offer, materialize, offers, offers_to, with_token_ids
+from batchwright.lab.loading import load_workload
+from batchwright.lab.materialize import Offer, materialize, offers, with_token_ids
+from batchwright.lab.merging import merge
 from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.prefix_reuse import prefix_reuse
 from batchwright.lab.readers import READERS, Reader
 from batchwright.lab.recorder import Recorder
 from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
 from batchwright.lab.report import format_report, print_report
+from batchwright.lab.resampling import resampled
 from batchwright.lab.row import WorkloadRow
+from batchwright.lab.row_rules import RowRule, with_rules
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.runner import Progress, RunOptions, StreamedRun, run_arm, stream_arm
+from batchwright.lab.sessions import waiting_turns
 from batchwright.lab.step_records import StepRecords
 from batchwright.lab.stream import read_run
 from batchwright.lab.summary import Summary, summarize
 from batchwright.lab.synthetic import SyntheticSpec
+from batchwright.lab.texts import by_length
 from batchwright.lab.verdict import Verdict
-from batchwright.lab.workload import Workload, load_workload
+from batchwright.lab.workload import Workload
 
 __all__ = [
     "METRICS",
     "READERS",
     "Agreement",
+    "ArrivalSpec",
+    "Arrivals",
     "BackendsCompared",
     "Comparison",
     "Load",
@@ -46,6 +57,7 @@ __all__ = [
     "Reader",
     "Recorder",
     "RequestRecord",
+    "RowRule",
     "RunOptions",
     "RunRecord",
     "StepRecord",
@@ -57,19 +69,25 @@ __all__ = [
     "Workload",
     "WorkloadRow",
     "ab",
+    "by_length",
     "compare",
     "compare_backends",
     "format_agreement",
     "format_report",
     "load_workload",
     "materialize",
+    "merge",
     "offers",
-    "offers_to",
+    "prefix_reuse",
     "print_agreement",
     "print_report",
     "read_run",
+    "resampled",
     "run_arm",
     "stream_arm",
     "summarize",
+    "waiting_turns",
+    "with_arrivals",
+    "with_rules",
     "with_token_ids",
 ]

@@ -21,7 +21,7 @@ class FleetRecorder:
     """A recorder for each replica, and one for requests that were routed to none.
 
     Attributes:
-        offered, requests: in the order of the offers; once finished.
+        offered, requests: in the order of the rows; once finished.
         steps, batches: of all replicas, in the order of their ends, of equals by replica; once finished.
         events: the router's faults, then what each replica reported; once finished.
     """
@@ -30,7 +30,6 @@ class FleetRecorder:
         self._fleet = fleet
         self._replicas = [_ReplicaRecorder(replica.index) for replica in fleet.replicas]
         self._unrouted = _ReplicaRecorder(None if len(self._replicas) > 1 else 0)
-        self._num_offered = 0
         self.offered: list[OfferedRecord] = []
         self.requests: list[RequestRecord] = []
         self.steps = StepRecords()
@@ -50,12 +49,11 @@ class FleetRecorder:
         """This request is offered next, and was routed to this replica; call it before the replica takes it.
 
         Args:
-            offer: in order of arrival.
+            offer: not added yet.
             place: index of the replica; None: it was routed to none.
         """
         recorder = self._replicas[place] if place is not None else self._unrouted
-        recorder.offer_as(self._num_offered, offer)
-        self._num_offered += 1
+        recorder.offer(offer)
 
     def refuse(self, request: Request, error: Exception) -> None:
         """Its replica did not take this request, or the fleet did not."""
@@ -99,7 +97,7 @@ class _ReplicaRecorder(Recorder):
     """Of one replica.
 
     Attributes:
-        rows: of its requests, their places among all that were offered.
+        rows: of its requests, their places in the workload.
     """
 
     def __init__(self, replica: int | None) -> None:
@@ -107,13 +105,11 @@ class _ReplicaRecorder(Recorder):
         self._replica = replica
         self.rows: list[int] = []
 
-    def offer_as(self, row: int, offer: Offer) -> None:
-        """``offer``, of a request with this place."""
-        self.offer(offer)
-        # Fingerprints of batches are made of these: they must be the same wherever a request was routed.
-        self._rows[offer.request] = row
+    def offer(self, offer: Offer) -> None:
+        """See ``Recorder``."""
+        super().offer(offer)
         self._records[offer.request.request_id].replica = self._replica
-        self.rows.append(row)
+        self.rows.append(offer.index)
 
     def knows(self, request: Request) -> bool:
         """Whether it was offered here, and has not ended."""

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar, Unpack
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, RequestError
 from batchwright.fleet.fleet import ARRIVAL, BEGIN, Fleet
+from batchwright.lab.arrivals import Arrivals
+from batchwright.lab.clients import Clients
+from batchwright.lab.drive import Drive, Progress
 from batchwright.lab.fleet_recorder import FleetRecorder
 from batchwright.lab.interrupts import Interrupts
-from batchwright.lab.materialize import MODEL, Offer, offers_to, with_token_ids
+from batchwright.lab.materialize import MODEL
 from batchwright.lab.run_record import RunLimits, RunRecord
-from batchwright.lab.runner import PROGRESS_S, Progress, RunOptions, about, checked
+from batchwright.lab.runner import RunOptions, about, checked
 from batchwright.lab.workload import Workload
+
+if TYPE_CHECKING:
+    from batchwright.request import Request
 
 Made = TypeVar("Made")
 
@@ -43,26 +48,26 @@ def run_fleet(config: EngineConfig, workload: Workload, **options: Unpack[RunOpt
         first = engines[0]
         name = arm if arm is not None else first.policy_name
         capacity, limits = first.capacity, first.limits
-        asked = with_token_ids(workload, first.backend)
-        start_ns = fleet.now_ns
-        recorder = FleetRecorder(fleet)
-        coming = offers_to(
+        arrivals = Arrivals.at(
             first,
-            asked,
+            workload,
             declared,
             seed=options.get("seed", 0),
-            start_ns=start_ns,
             respect_eos=options.get("respect_eos", False),
         )
+        start_ns = fleet.now_ns
+        recorder = FleetRecorder(fleet)
+        arrivals.start(start_ns)
         until_ns = None if max_seconds is None else start_ns + round(max_seconds * 1e9)
-        drive = _Drive(
-            fleet, recorder, coming, len(workload), name, options.get("progress"), leap=options.get("leap", True)
+        drive = _FleetDrive(
+            fleet, recorder, arrivals, len(workload), name, options.get("progress"), leap=options.get("leap", True)
         )
         stopped = drive.run(max_steps, until_ns)
         fleet.settle()
         ends = [replica.now_ns for replica in fleet.replicas]
         end_ns = max(*ends, until_ns) if stopped == "max_seconds" and until_ns is not None else max(ends)
-        drive.offer_rest()
+        for offer in arrivals.rest(end_ns):  # what never arrived was asked for, and is unfinished
+            recorder.offer(offer, None)
         recorder.finish(interrupted=stopped == "interrupted")
         return RunRecord(
             arm=name,
@@ -83,7 +88,7 @@ def run_fleet(config: EngineConfig, workload: Workload, **options: Unpack[RunOpt
             steps=recorder.steps,
             batches=recorder.batches,
             events=recorder.events,
-            notes=list(first.backend.notes),
+            notes=[*workload.notes, *arrivals.notes, *first.backend.notes],
             duration_ns=end_ns - start_ns,
             stopped=stopped,
             seed=options.get("seed", 0),
@@ -105,52 +110,42 @@ def _maker(given: Made | Callable[[], Made] | None, what: str, config: EngineCon
     return lambda: made
 
 
-class _Drive:
-    """The loop of one run."""
+class _FleetDrive(Drive):
+    """The loop of a fleet."""
 
     def __init__(
         self,
         fleet: Fleet,
         recorder: FleetRecorder,
-        coming: Iterator[Offer],
+        arrivals: Arrivals,
         total: int,
         arm: str,
         progress: Progress | None,
         *,
         leap: bool,
     ) -> None:
+        super().__init__(Clients(arrivals, [r.engine for r in fleet.replicas]), total, arm, progress)
         self._fleet = fleet
         self._recorder = recorder
-        self._coming = coming
-        self._next = next(coming, None)
-        self._total = total
-        self._arm = arm
-        self._progress = progress
-        self._leap = leap
-        fleet.on_refused = recorder.refuse
+        self._waits = arrivals.waits
+        # With others beside it a replica may not run ahead: the end of one of theirs may bring an arrival.
+        self._leap = leap and not (arrivals.waits and len(fleet.replicas) > 1)
+        self._replica_of: dict[Request, int] = {}  # of those that may be aborted
+        self._leaving: list[Request] = []
+        fleet.on_refused = self._refused
 
-    def run(self, max_steps: int | None, until_ns: int | None) -> str | None:
-        """To the end, or why it stopped before; steps may then be under way."""
-        try:
-            with Interrupts() as interrupts:
-                return self._loop(max_steps, until_ns, interrupts)
-        except KeyboardInterrupt:
-            return "interrupted"
-        finally:
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._progress is not None:
-            self._progress(self._arm, self._recorder.num_ended, self._total)
+    @property
+    def _num_ended(self) -> int:
+        return self._recorder.num_ended
 
     def _loop(self, max_steps: int | None, until_ns: int | None, interrupts: Interrupts) -> str | None:
-        fleet = self._fleet
-        told = 0.0
+        fleet, clients = self._fleet, self._clients
         while True:
             if interrupts.asked:
                 return "interrupted"
+            clients.hear()
             event = fleet.next_event()
-            arrival = None if self._next is None else self._next.request.arrival_ns
+            arrival = clients.next_ns
             if arrival is not None and (event is None or (arrival, ARRIVAL) < event):
                 if until_ns is not None and arrival >= until_ns:
                     return "max_seconds"
@@ -158,35 +153,69 @@ class _Drive:
                 continue
             if event is None:
                 return None
-            if event[1] == BEGIN and until_ns is not None and event[0] >= until_ns:
-                return "max_seconds"
-            if not fleet.advance(self._horizon(arrival, until_ns, event[0]), max_steps):
+            if event[1] == BEGIN:
+                if until_ns is not None and event[0] >= until_ns:
+                    return "max_seconds"
+                if self._waits and self._take_due(event[0]):
+                    continue
+                if self._give_up(event[0]):
+                    continue
+            if not fleet.advance(self._horizon(until_ns, event[0]), self._most_of_all(max_steps)):
                 return "max_steps"
-            if self._progress is not None and time.perf_counter() - told > PROGRESS_S:
-                told = time.perf_counter()
+            if self._progress is not None:
                 self._tell()
 
-    def _horizon(self, arrival_ns: int | None, until_ns: int | None, now_ns: int) -> int | None:
+    def _horizon(self, until_ns: int | None, now_ns: int) -> int | None:
         """Up to when steps may be taken at once."""
-        if not self._leap:
-            return now_ns
-        known = [when for when in (arrival_ns, until_ns) if when is not None]
-        return min(known, default=None)
+        return self._clients.soonest(until_ns) if self._leap else now_ns
 
-    def offer_rest(self) -> None:
-        """Put what never arrived into the records: it was asked for, and is unfinished."""
-        while self._next is not None:
-            self._recorder.offer(self._next, None)
-            self._next = next(self._coming, None)
+    def _most_of_all(self, max_steps: int | None) -> int | None:
+        """Steps of all replicas, those before included, up to which steps may be taken at once."""
+        num_steps = self._fleet.num_steps
+        most = self._clients.most(None if max_steps is None else max_steps - num_steps)
+        return None if most is None else num_steps + most
 
     def _route(self) -> None:
-        offer = self._next
-        assert offer is not None
+        offer = self._clients.take()
         try:
             place = self._fleet.add_request(offer.request, num_output_tokens=offer.num_output_tokens)
         except RequestError as error:
             self._recorder.offer(offer, None)
             self._recorder.refuse(offer.request, error)
+            self._clients.refused(offer.request, offer.index, self._fleet.now_ns)
         else:
             self._recorder.offer(offer, place)
-        self._next = next(self._coming, None)
+            self._clients.taken(offer)
+            if offer.row.gives_up:
+                self._replica_of[offer.request] = place
+
+    def _refused(self, request: Request, error: RequestError) -> None:
+        """Its replica does not take it."""
+        self._recorder.refuse(request, error)
+        self._clients.refused(request, None, self._fleet.now_ns)
+
+    def _take_due(self, now_ns: int) -> bool:
+        """Replicas take what was routed to them; whether refusals brought further arrivals of this moment."""
+        for replica in self._fleet.replicas:
+            if replica.inbox and replica.scheduler.in_flight is None and replica.now_ns <= now_ns:
+                replica.take(now_ns, self._refused)
+        when = self._clients.next_ns
+        return when is not None and when <= now_ns
+
+    def _give_up(self, now_ns: int) -> bool:
+        """Clients give up whose replica is between two steps; whether any did."""
+        fleet = self._fleet
+        self._leaving += self._clients.leaving(now_ns)
+        staying: list[Request] = []
+        for request in self._leaving:
+            replica = fleet.replicas[self._replica_of[request]]
+            if replica.scheduler.in_flight is not None or replica.now_ns > now_ns:
+                staying.append(request)
+                continue
+            replica.take(now_ns, self._refused)
+            if replica.holds(request.request_id):
+                replica.abort(request.request_id)
+            del self._replica_of[request]
+        any_left = len(staying) < len(self._leaving)
+        self._leaving = staying
+        return any_left

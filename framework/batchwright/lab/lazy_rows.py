@@ -20,7 +20,7 @@ class LazyRows:
         last: the last of them; None where that was not looked at yet.
 
     Raises:
-        WorkloadError: they are not in order of arrival: then they must be sorted, in memory.
+        WorkloadError: they are not in order of arrival, or one waits for others: then they must be in memory.
     """
 
     def __init__(self, make: Callable[[], Iterator[WorkloadRow]], num: int | None = None) -> None:
@@ -35,6 +35,10 @@ class LazyRows:
                 raise WorkloadError(
                     f"row {num + 1} arrives at {row.arrival_ns / 1e9} s, before the row ahead of it: a workload that "
                     "is read lazily must be in order of arrival; sort it, or read it as a whole"
+                )
+            if row.after:
+                raise WorkloadError(
+                    f"row {num + 1} waits for others: such rows are not read lazily; read the workload as a whole"
                 )
             num, latest, self.last = num + 1, row.arrival_ns, row
         return num
@@ -52,3 +56,7 @@ class LazyRows:
     def each(self, change: Callable[[WorkloadRow], WorkloadRow]) -> LazyRows:
         """What a function makes of each."""
         return LazyRows(lambda: map(change, self._make()), self._num)
+
+    def only(self, keep: Callable[[WorkloadRow], bool], num: int | None = None) -> LazyRows:
+        """Those of which a function says so; ``num`` is how many that are."""
+        return LazyRows(lambda: filter(keep, self._make()), num)

@@ -32,11 +32,15 @@ class Offer(NamedTuple):
         request: fresh: each arm of a comparison needs its own.
         num_output_tokens: how many tokens it really puts out; the engine hides it from policies. None: nobody knows.
         prompt_hash: 16 hex digits of its token ids; equal hashes, equal prompts.
+        index: place of its row in the workload.
+        row: what it was made of.
     """
 
     request: Request
     num_output_tokens: int | None
     prompt_hash: str
+    index: int
+    row: WorkloadRow
 
     @property
     def length(self) -> int:
@@ -79,47 +83,76 @@ def describe_declared(declared: str | int, workload: Workload) -> str:
     return f"by {own} of {len(workload)} rows, the others {words}" if own else words
 
 
-def offers(
-    workload: Workload,
-    vocab_size: int,
-    max_model_len: int,
-    declared: str | int = MODEL,
-    *,
-    seed: int = 0,
-    start_ns: int = 0,
-    respect_eos: bool = False,
-) -> Iterator[Offer]:
-    """Requests of the workload, in order of arrival, made when they are asked for.
+class Offers:
+    """Makes the requests of a workload, one at a time and in any order.
 
     Token ids depend on the workload, the vocabulary's size and the seed, on nothing else: arms on any backend get the
-    very same prompts. Request ids are ``r000000``, ``r000001``, … in order of arrival.
-
-    Args:
-        workload: what to offer.
-        vocab_size: of the model: token ids are in ``range(vocab_size)``.
-        max_model_len: tokens that one request may have, prompt and output together; for the rule ``model``.
-        declared: max_tokens of rows that declare none: ``exact`` (the true output length: a policy that reads it is
-            an oracle), ``model`` (as much as ``max_model_len`` leaves) or a number.
-        seed: of the token ids.
-        start_ns: when the run starts, in nanoseconds of the engine's clock; arrivals count from it.
-        respect_eos: let the model's end-of-sequence tokens end a request before its true length, as they do where
-            none is known.
-
-    Raises:
-        WorkloadError: the rule is none of these, or a prompt is text.
+    very same prompts. Request ids are ``r000000``, ``r000001``, … in the order of the rows.
     """
-    rule = parse_declared(declared)
-    prompts = Prompts(workload.rows, vocab_size, seed)
-    greedy: dict[tuple[int, bool], SamplingParams] = {}  # few different limits: one object each
-    for index, row in enumerate(workload.rows):
-        token_ids = prompts.token_ids(index, row)
-        max_tokens = _max_tokens(row, rule, max_model_len - len(token_ids))
-        ignore_eos = not respect_eos and row.num_output_tokens is not None
-        params = greedy.get((max_tokens, ignore_eos))
+
+    def __init__(
+        self,
+        workload: Workload,
+        vocab_size: int,
+        max_model_len: int,
+        declared: str | int = MODEL,
+        *,
+        seed: int = 0,
+        respect_eos: bool = False,
+    ) -> None:
+        """Makes one for a workload.
+
+        Args:
+            workload: what to offer; prompts are token ids already, or made up.
+            vocab_size: of the model: token ids are in ``range(vocab_size)``.
+            max_model_len: tokens that one request may have, prompt and output together; for the rule ``model``.
+            declared: max_tokens of rows that declare none: ``exact`` (the true output length: a policy that reads it is
+                an oracle), ``model`` (as much as ``max_model_len`` leaves) or a number.
+            seed: of the token ids.
+            respect_eos: let the model's end-of-sequence tokens end a request before its true length, as they do where
+                none is known.
+
+        Raises:
+            WorkloadError: the rule is none of these.
+        """
+        self._rule = parse_declared(declared)
+        self._prompts = Prompts(workload.rows, vocab_size, seed)
+        self._longest = max_model_len
+        self._respect_eos = respect_eos
+        self._greedy: dict[tuple[int, bool], SamplingParams] = {}  # few different limits: one object each
+
+    @classmethod
+    def to(
+        cls,
+        engine: Engine,
+        workload: Workload,
+        declared: str | int = MODEL,
+        *,
+        seed: int = 0,
+        respect_eos: bool = False,
+        vocab_size: int | None = None,
+    ) -> Offers:
+        """With the vocabulary and the limits of an engine; made-up token ids are below ``vocab_size`` where that is less.
+
+        Raises:
+            WorkloadError: the rule is none of these.
+        """
+        known = min(engine.capacity.vocab_size, vocab_size or engine.capacity.vocab_size)
+        return cls(workload, known, longest_of(engine), declared, seed=seed, respect_eos=respect_eos)
+
+    def make(self, index: int, row: WorkloadRow, arrival_ns: int) -> Offer:
+        """The request of the row that stands at ``index``, as it arrives at this time of the engine's clock.
+
+        Raises:
+            WorkloadError: its prompt is text.
+        """
+        token_ids = self._prompts.token_ids(index, row)
+        max_tokens = _max_tokens(row, self._rule, self._longest - len(token_ids))
+        ignore_eos = not self._respect_eos and row.num_output_tokens is not None
+        params = self._greedy.get((max_tokens, ignore_eos))
         if params is None:
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=ignore_eos)
-            greedy[max_tokens, ignore_eos] = params
-        arrival_ns = start_ns + row.arrival_ns
+            self._greedy[max_tokens, ignore_eos] = params
         request = Request(
             f"r{index:06d}",
             array("i", token_ids.tobytes()),
@@ -133,29 +166,46 @@ def offers(
             predicted_output_tokens=row.predicted_output_tokens,
             session_id=row.session_id,
             program_id=row.program_id,
+            extra=None if row.slo_class is None else {"slo_class": row.slo_class},
         )
-        yield Offer(request, row.num_output_tokens, xxhash.xxh3_64_hexdigest(token_ids.tobytes()))
+        prompt_hash = xxhash.xxh3_64_hexdigest(token_ids.tobytes())
+        return Offer(request, row.num_output_tokens, prompt_hash, index, row)
 
 
-def offers_to(
-    engine: Engine,
+def row_place(request_id: str) -> int:
+    """The place of a request's row in the workload."""
+    return int(request_id[1:])
+
+
+def longest_of(engine: Engine) -> int:
+    """Tokens that one request may have in an engine, prompt and output together: by its model, and by its KV pool."""
+    capacity, limits = engine.capacity, engine.limits
+    return min(limits.max_model_len or capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
+
+
+def offers(
     workload: Workload,
+    vocab_size: int,
+    max_model_len: int,
     declared: str | int = MODEL,
     *,
     seed: int = 0,
     start_ns: int = 0,
     respect_eos: bool = False,
 ) -> Iterator[Offer]:
-    """:func:`offers`, with the vocabulary and the limits of an engine; prompts are token ids already.
+    """Requests of the workload, in order of their rows, made when they are asked for; see :class:`Offers`.
+
+    Args:
+        workload, vocab_size, max_model_len, declared, seed, respect_eos: as of :class:`Offers`.
+        start_ns: when the run starts, in nanoseconds of the engine's clock; arrivals count from it. Rows that wait for
+            others arrive when these have ended: here they have the earliest time.
 
     Raises:
-        WorkloadError: as of ``offers``.
+        WorkloadError: the rule is none of these, or a prompt is text.
     """
-    capacity, limits = engine.capacity, engine.limits
-    longest = min(limits.max_model_len or capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
-    return offers(
-        workload, capacity.vocab_size, longest, declared, seed=seed, start_ns=start_ns, respect_eos=respect_eos
-    )
+    made = Offers(workload, vocab_size, max_model_len, declared, seed=seed, respect_eos=respect_eos)
+    for index, row in enumerate(workload.rows):
+        yield made.make(index, row, start_ns + row.arrival_ns)
 
 
 def with_token_ids(workload: Workload, backend: Backend) -> Workload:
@@ -182,7 +232,16 @@ def _with_token_ids(row: WorkloadRow, backend: Backend) -> WorkloadRow:
         raise WorkloadError(f"{row.place or 'a row'}: {error}") from error
     if not len(token_ids):
         raise WorkloadError(f"{row.place or 'a row'}: its prompt is empty; a prompt has at least one token")
-    return replace(row, prompt=token_ids, num_prompt_tokens=len(token_ids))
+    num_output_tokens = row.num_output_tokens
+    if num_output_tokens is None and row.answer is not None and backend.tokenizer is not None:
+        num_output_tokens = max(1, len(backend.tokenizer.encode(row.answer)))
+    return replace(
+        row,
+        prompt=token_ids,
+        num_prompt_tokens=len(token_ids),
+        num_output_tokens=num_output_tokens,
+        answer=None,
+    )
 
 
 def materialize(

@@ -80,11 +80,16 @@ class Prompts:
         if row.prompt is not None:
             return _given(row)
         length = row.num_prompt_tokens or 0
-        num_own = max(0, length - len(row.prefix_ids) * row.prefix_block_size)
-        own = self._streams([2 * index], num_own)
+        num_shared = sum(row.prefix_lengths) if row.prefix_lengths else len(row.prefix_ids) * row.prefix_block_size
+        own = self._streams([2 * index], max(0, length - num_shared))
         if not row.prefix_ids:
             return own
-        shared = self._streams([self._shared[i] for i in row.prefix_ids], row.prefix_block_size)
+        numbers = [self._shared[i] for i in row.prefix_ids]
+        if row.prefix_lengths:
+            lengths = zip(numbers, row.prefix_lengths, strict=True)
+            shared = np.concatenate([self._streams([number], num) for number, num in lengths])
+        else:
+            shared = self._streams(numbers, row.prefix_block_size)
         return np.concatenate([shared, own])[:length]
 
     def _streams(self, numbers: list[int], length: int) -> NDArray[np.int32]:

@@ -41,7 +41,6 @@ class Recorder:
     def __init__(self, stream: RecordStream | None = None) -> None:
         """Makes one that keeps all records; with a stream, those of unfinished requests, and it gets the others."""
         self._stream = stream
-        self._num_offered = 0
         self.offered: list[OfferedRecord] = []
         self.steps = StepRecords()
         self.batches: array[int] = array("Q")
@@ -51,7 +50,7 @@ class Recorder:
         self._start_ns = 0
         self._records: dict[str, RequestRecord] = {}  # in order of the offers
         # Of the live ones only, so that prompts are given back as requests end.
-        self._rows: dict[Request, int] = {}
+        self._rows: dict[Request, int] = {}  # places in the workload: fingerprints of batches are made of these
         self._appends: dict[Request, Callable[[int], None]] = {}
         self._ended: list[Request] = []
         self._events: list[dict[str, Any]] = []  # of the last step
@@ -72,11 +71,10 @@ class Recorder:
         return self._start_ns
 
     def offer(self, offer: Offer) -> None:
-        """This request is offered next; call it before it is added to the engine, in order of arrival."""
+        """This request is offered next; call it before it is added to the engine."""
         request = offer.request
         arrival_ns = request.arrival_ns - self._start_ns
-        self._rows[request] = self._num_offered
-        self._num_offered += 1
+        self._rows[request] = offer.index
         offered = OfferedRecord(
             request.request_id,
             arrival_ns,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -12,9 +11,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from batchwright.backend import VirtualClock
 from batchwright.config import EngineConfig
 from batchwright.engine import Engine
-from batchwright.errors import ConfigError, RequestError, WorkloadError
-from batchwright.lab.interrupts import Interrupts
-from batchwright.lab.materialize import MODEL, Offer, describe_declared, offers_to, with_token_ids
+from batchwright.errors import ConfigError, WorkloadError
+from batchwright.lab.arrivals import Arrivals
+from batchwright.lab.drive import EngineDrive
+from batchwright.lab.drive import Progress as Progress
+from batchwright.lab.endpoint.address import is_endpoint
+from batchwright.lab.materialize import MODEL, describe_declared, row_place
 from batchwright.lab.recorder import Recorder
 from batchwright.lab.run_record import RunLimits, RunRecord
 from batchwright.lab.stream import RecordStream
@@ -26,11 +28,6 @@ if TYPE_CHECKING:
     from batchwright.plugins import Plugins
     from batchwright.policy import Policy
 
-Progress = Callable[[str, int, int], None]
-"""Told now and then: arm, requests that have ended, requests in all."""
-
-PROGRESS_S = 0.1
-
 
 class RunOptions(TypedDict, total=False):
     """How a run is made; what is left out has its default.
@@ -41,6 +38,8 @@ class RunOptions(TypedDict, total=False):
             (the true output length, which policies can then read) or a number.
         respect_eos: let a sampled end-of-sequence token end a request before its true length.
         seed: of the prompts' token ids. One seed and one vocabulary give one set of prompts, on any arm and backend.
+        vocab_size: made-up token ids are below it where the model has more: for one set of prompts beside an endpoint,
+            whose vocabulary may not be known.
         max_steps: end the run after so many steps.
         max_seconds: end the run after so many seconds of the engine's clock.
         leap: True by default: take steps of a simulator in which nothing can be decided at once; records are the same
@@ -58,6 +57,7 @@ class RunOptions(TypedDict, total=False):
     declared: str | int
     respect_eos: bool
     seed: int
+    vocab_size: int | None
     max_steps: int | None
     max_seconds: float | None
     leap: bool
@@ -71,11 +71,12 @@ class RunOptions(TypedDict, total=False):
 
 
 def run_arm(config: EngineConfig, workload: Workload, **options: Unpack[RunOptions]) -> RunRecord:
-    """Offer a workload to an engine, open loop, and record what becomes of it.
+    """Offer a workload to an engine, and record what becomes of it.
 
-    Requests are added when their time has come, however far behind the engine is; idle time is waited for, or skipped
-    on a virtual clock. A request that the engine refuses stays in the records, with its error. Ctrl-C ends the run
-    after the present step and keeps what is done: the rest is ``unfinished``.
+    In an open loop requests are added when their time has come, however far behind the engine is; in a closed loop, or
+    where they wait for each other, when others have ended (see :class:`~batchwright.lab.arrivals.Arrivals`). Idle time
+    is waited for, or skipped on a virtual clock. A request that the engine refuses stays in the records, with its
+    error. Ctrl-C ends the run after the present step and keeps what is done: the rest is ``unfinished``.
 
     Args:
         config: of the engine.
@@ -87,6 +88,10 @@ def run_arm(config: EngineConfig, workload: Workload, **options: Unpack[RunOptio
         ConfigError, PluginError, BackendError: the engine cannot be made.
         PolicyError: the policy broke a rule, and the config says to raise.
     """
+    if is_endpoint(config.backend):
+        from batchwright.lab.endpoint.run import run_endpoint
+
+        return run_endpoint(config, workload, **options)
     if config.replicas > 1 or config.router is not None:
         from batchwright.lab.fleet_run import run_fleet
 
@@ -164,6 +169,7 @@ def _run(
     declared: str | int = MODEL,
     respect_eos: bool = False,
     seed: int = 0,
+    vocab_size: int | None = None,
     max_steps: int | None = None,
     max_seconds: float | None = None,
     leap: bool = True,
@@ -207,121 +213,32 @@ def _run(
             block_size=capacity.block_size,
         )
         begin({**head, "limits": asdict(sizes)})
-        asked = with_token_ids(workload, engine.backend)  # before the clock counts
-        start_ns = recorder.start(engine.clock)
-        coming = offers_to(
-            engine,
-            asked,
-            declared,
-            seed=seed,
-            start_ns=start_ns,
-            respect_eos=respect_eos,
+        arrivals = Arrivals.at(  # before the clock counts
+            engine, workload, declared, seed=seed, respect_eos=respect_eos, vocab_size=vocab_size
         )
-        drive = _Drive(engine, recorder, coming, len(workload), name, progress, leap=leap)
+        start_ns = recorder.start(engine.clock)
+        arrivals.start(start_ns)
+        drive = EngineDrive(engine, recorder, arrivals, len(workload), name, progress, leap=leap)
         stopped = drive.run(max_steps, None if max_seconds is None else start_ns + round(max_seconds * 1e9))
         engine.collect()  # with overlap a step may be under way
         duration_ns = engine.clock.now_ns() - start_ns
-        drive.offer_rest()
+        for offer in arrivals.rest(engine.clock.now_ns()):  # what never arrived was asked for, and is unfinished
+            recorder.offer(offer)
         requests = recorder.finish(interrupted=stopped == "interrupted")
+        if arrivals.waits:  # in the order of the rows, which is that of other arms
+            requests.sort(key=lambda record: row_place(record.request_id))
+            recorder.offered.sort(key=lambda record: row_place(record.request_id))
         return {
             **head,
             "limits": sizes,
             "policy": engine.policy_name,
             "requests": requests,
             "events": [*recorder.events, *engine.scheduler.take_events()],
-            "notes": list(engine.backend.notes),
+            "notes": [*workload.notes, *arrivals.notes, *engine.backend.notes],
             "duration_ns": duration_ns,
             "stopped": stopped,
             "num_leapt": engine.scheduler.num_leapt,
         }
-
-
-class _Drive:
-    """The loop of one run."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        recorder: Recorder,
-        coming: Iterator[Offer],
-        total: int,
-        arm: str,
-        progress: Progress | None,
-        *,
-        leap: bool,
-    ) -> None:
-        self._leap = leap
-        self._engine = engine
-        self._recorder = recorder
-        self._coming = coming
-        self._next = next(coming, None)
-        self._total = total
-        self._arm = arm
-        self._progress = progress
-
-    def run(self, max_steps: int | None, until_ns: int | None) -> str | None:
-        """To the end, or why it stopped before."""
-        try:
-            with Interrupts() as interrupts:
-                return self._loop(max_steps, until_ns, interrupts)
-        except KeyboardInterrupt:
-            return "interrupted"
-        finally:
-            if self._progress is not None:
-                self._progress(self._arm, self._recorder.num_ended, self._total)
-
-    def _loop(self, max_steps: int | None, until_ns: int | None, interrupts: Interrupts) -> str | None:
-        engine, clock = self._engine, self._engine.clock
-        num_steps = 0
-        told = 0.0
-        while True:
-            if interrupts.asked:
-                return "interrupted"
-            now = clock.now_ns()
-            if until_ns is not None and now >= until_ns:
-                return "max_seconds"
-            while self._next is not None and self._next.request.arrival_ns <= now:
-                self._add(self._next)
-                self._next = next(self._coming, None)
-            if engine.has_unfinished():
-                if num_steps == max_steps:
-                    return "max_steps"
-                leapt = self._leapt(until_ns, None if max_steps is None else max_steps - num_steps)
-                if not leapt:
-                    engine.advance()
-                num_steps += leapt or 1
-            elif self._next is None:
-                return None
-            else:
-                arrival = self._next.request.arrival_ns
-                interrupts.idle = True
-                clock.wait_until_ns(arrival if until_ns is None else min(arrival, until_ns))
-                interrupts.idle = False
-            if self._progress is not None and time.perf_counter() - told > PROGRESS_S:
-                told = time.perf_counter()
-                self._progress(self._arm, self._recorder.num_ended, self._total)
-
-    def _leapt(self, until_ns: int | None, max_steps: int | None) -> int:
-        """Steps taken at once: up to the next arrival, or the end of the run."""
-        if not self._leap:
-            return 0
-        if self._next is not None:
-            arrival = self._next.request.arrival_ns
-            until_ns = arrival if until_ns is None else min(arrival, until_ns)
-        return self._engine.leap(until_ns, max_steps)
-
-    def offer_rest(self) -> None:
-        """Put what never arrived into the records: it was asked for, and is unfinished."""
-        while self._next is not None:
-            self._recorder.offer(self._next)
-            self._next = next(self._coming, None)
-
-    def _add(self, offer: Offer) -> None:
-        self._recorder.offer(offer)
-        try:
-            self._engine.add_request(offer.request, num_output_tokens=offer.num_output_tokens)
-        except RequestError as error:
-            self._recorder.refuse(offer.request, error)
 
 
 def checked(workload: Workload, declared: str | int, max_steps: int | None, max_seconds: float | None) -> str:
@@ -341,7 +258,7 @@ def checked(workload: Workload, declared: str | int, max_steps: int | None, max_
 def about(engine: Engine, workload: Workload, rule: str) -> dict[str, Any]:
     """What a record says of the workload, of declared limits and of predictions."""
     return {
-        "workload": _about(workload),
+        "workload": about_workload(workload),
         "declared_max_tokens": rule,
         "predictions": _about_predictions(engine, workload),
     }
@@ -354,11 +271,14 @@ def _about_predictions(engine: Engine, workload: Workload) -> str:
     return describe_predictions(named, num_given, len(workload))
 
 
-def _about(workload: Workload) -> dict[str, Any]:
+def about_workload(workload: Workload) -> dict[str, Any]:
+    """What a record says of the workload."""
     return {
         "name": workload.name,
         "source": workload.source,
         "hash": workload.hash,
         "speedup": workload.speedup,
         "num_requests": len(workload),
+        "arrivals": workload.arrivals,
+        "concurrency": workload.concurrency,
     }

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from batchwright.errors import WorkloadError, did_you_mean
+from batchwright.errors import WorkloadError
+from batchwright.lab.arrival_times import STEADY, VALUES, Shape, draw_times, whole
+from batchwright.lab.dialogues import Unit, unit_rows
+from batchwright.lab.key_values import key_values
 from batchwright.lab.lengths import Lengths
+from batchwright.lab.links import arranged
+from batchwright.lab.readers import TraceFile
 from batchwright.lab.row import WorkloadRow
 
 PREFIX = "synthetic:"
 EXAMPLE = "synthetic:rate=4,n=100,prompt=lognormal(512,0.8),output=uniform(16,128),burstiness=0.5,seed=1"
-_PROMPT, _OUTPUT = Lengths("fixed", (512,)), Lengths("fixed", (128,))
+_PROMPT, _OUTPUT, _ONE = Lengths("fixed", (512,)), Lengths("fixed", (128,)), Lengths("fixed", (1,))
+_NO_TIME = Lengths("fixed", (0,))
 _CHUNK = 4096
 """Rows that are made of arrays at a time: numbers of Python take four times as much memory."""
-_COMMA = re.compile(r",(?![^()]*\))")  # not inside parentheses
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,31 +39,69 @@ class SyntheticSpec:
     n / rate: seeds differ in pattern, not in load.
 
     Attributes:
-        rate: requests a second on average; ``inf`` lets all arrive at once.
-        n: number of requests.
-        prompt: length of each prompt, without its shared prefix: a number, ``uniform(16,128)`` (both included) or
-            ``lognormal(512,0.8)`` (median and sigma; a third value cuts it).
+        rate: arrivals a second on average; ``inf`` lets all arrive at once.
+        n: number of arrivals: of requests, or with ``turns`` of sessions, with ``calls`` of programs.
+        prompt: length of each prompt, without what it shares: a number, ``uniform(16,128)`` (both included),
+            ``lognormal(512,0.8)`` (median and sigma; a third value cuts it), ``exponential(200)`` (mean; a second value
+            cuts it) or ``zipf(1.2,4096)`` (exponent and largest).
         output: hidden true length of each output, in the same forms.
+        lengths: a trace file: prompts and outputs get the lengths of its rows, drawn at random and together.
         burstiness: shape of the gamma distribution of gaps.
+        shape: how the rate goes over time: ``steady``, ``constant`` (all gaps are equal), ``onoff(10,20)`` (seconds
+            with arrivals and without) or ``ramp(1,3)`` (from a rate to three times that); ``rate`` stays the mean.
         prefix: tokens of a shared prefix put in front of each prompt; 0: none.
-        prefixes: how many different prefixes there are; each request takes one of them at random.
-        clients: how many clients; each request comes from one of them at random, ``client_id`` ``c0``, ``c1``, …
+        prefixes: how many different prefixes there are; each arrival takes one of them at random.
+        turns: turns of a session, a number or a distribution: each waits for the one before, and its prompt goes on
+            where that and its output ended.
+        think: seconds between a turn's end and the next, a number or ``exponential(10)``, ``uniform(1,9)``,
+            ``lognormal(5,1)``.
+        calls: stages of a program, as ``turns``: each waits for all calls of the stage before, and its prompts go on
+            where these and their outputs ended.
+        tool: seconds between a stage's end and the next, as ``think``.
+        width: calls side by side in each stage of a program but the first and the last.
+        clients: how many clients; each arrival comes from one of them at random, ``client_id`` ``c0``, ``c1``, …
             With 1 it stays None.
+        client: ``client_id`` of every request.
         max_tokens: declared limit of every request; None leaves it to the rule of the run.
-        seed: of everything that is drawn. Arrivals, prompts, outputs, prefixes and clients have a stream each, so
-            that a change of one leaves the others as they were.
+        seed: of everything that is drawn. Arrivals, prompts, outputs, prefixes, clients, turns and think times have a
+            stream each, so that a change of one leaves the others as they were.
+
+    Raises:
+        WorkloadError: two values do not go together.
     """
 
     rate: float = 1.0
     n: int = 100
     prompt: Lengths = _PROMPT
     output: Lengths = _OUTPUT
+    lengths: str | None = None
     burstiness: float = 1.0
+    shape: Shape = STEADY
     prefix: int = 0
     prefixes: int = 1
+    turns: Lengths = _ONE
+    think: Lengths = _NO_TIME
+    calls: Lengths = _ONE
+    tool: Lengths = _NO_TIME
+    width: int = 1
     clients: int = 1
+    client: str | None = None
     max_tokens: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.turns.is_one and not self.calls.is_one:
+            raise WorkloadError(
+                "a synthetic workload has sessions (turns) or programs (calls), not both; add two of them: "
+                "'synthetic:turns=4 + synthetic:calls=4'"
+            )
+        if self.client is not None and self.clients > 1:
+            raise WorkloadError("a synthetic workload has one client of a name (client) or several (clients), not both")
+        for name, of, needed in (("think", "turns", self.turns), ("tool", "calls", self.calls)):
+            if getattr(self, name) != _NO_TIME and needed.is_one:
+                raise WorkloadError(f"{name} of a synthetic workload passes between {of}; give it {of} as well")
+        if self.width > 1 and self.calls.is_one:
+            raise WorkloadError("width of a synthetic workload is that of a program's stages; give it calls as well")
 
     @classmethod
     def parse(cls, text: str) -> SyntheticSpec:
@@ -66,37 +110,43 @@ class SyntheticSpec:
         Raises:
             WorkloadError: a key is unknown or given twice, or a value is out of its range.
         """
-        known = [f.name for f in fields(cls)]
-        values: dict[str, Any] = {}
-        body = text.removeprefix(PREFIX)
-        for item in _COMMA.split(body) if body.strip() else []:
-            key, equals, value = (part.strip() for part in item.partition("="))
-            if not equals:
-                raise WorkloadError(f"{item!r} in a synthetic workload is not key=value; for example {EXAMPLE}")
-            if key not in known:
-                raise WorkloadError(f"a synthetic workload has no {key!r}; {did_you_mean(key, known)}")
-            if key in values:
-                raise WorkloadError(f"a synthetic workload gives {key!r} twice; give it once")
-            values[key] = _VALUES[key](key, value)
-        return cls(**values)
+        return cls(**key_values(text.removeprefix(PREFIX), "a synthetic workload", EXAMPLE, _VALUES))
+
+    @property
+    def is_single(self) -> bool:
+        """Whether every arrival is one request."""
+        return self.turns.is_one and self.calls.is_one
 
     def draw(self) -> Iterator[WorkloadRow]:
-        """The rows, in order of arrival; the same each time."""
+        """The rows, in order of arrival; the same each time.
 
-        def stream(place: int) -> np.random.Generator:
-            return np.random.default_rng([self.seed, place])
+        Raises:
+            WorkloadError: the file of ``lengths`` cannot be read.
+        """
+        return self._draw_singles() if self.is_single else iter(arranged(self._draw_units()))
 
-        gaps = stream(0).gamma(self.burstiness, size=self.n)
-        # A tiny shape can underflow every gap to 0; then all arrive at the end of the span, in one burst.
-        share = np.cumsum(gaps) / gaps.sum() if gaps.sum() > 0 else np.ones(self.n)
+    def _stream(self, place: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, place])
+
+    def _times(self) -> Ints:
+        return draw_times(self.n, self.rate, self.burstiness, self.shape, self._stream(0))
+
+    def _draw_lengths(self, num: int) -> tuple[Ints, Ints]:
+        if self.lengths is None:
+            return self.prompt.draw(self._stream(1), num), self.output.draw(self._stream(2), num)
+        pairs = np.array(_lengths_of(Path(self.lengths)), dtype=np.int64)
+        drawn = pairs[self._stream(1).integers(len(pairs), size=num)]
+        return drawn[:, 0], drawn[:, 1]
+
+    def _draw_singles(self) -> Iterator[WorkloadRow]:
+        prompts, outputs = self._draw_lengths(self.n)
         columns = (
-            np.rint(share * (self.n / self.rate * 1e9)).astype(np.int64),
-            self.prompt.draw(stream(1), self.n) + self.prefix,
-            self.output.draw(stream(2), self.n),
-            stream(3).integers(self.prefixes, size=self.n),
-            stream(4).integers(self.clients, size=self.n),
+            self._times(),
+            prompts + self.prefix,
+            outputs,
+            self._stream(3).integers(self.prefixes, size=self.n),
+            self._stream(4).integers(self.clients, size=self.n),
         )
-        del gaps, share
         rows = chain.from_iterable(
             zip(*(column[start : start + _CHUNK].tolist() for column in columns), strict=True)
             for start in range(0, self.n, _CHUNK)
@@ -109,37 +159,71 @@ class SyntheticSpec:
                 max_tokens=self.max_tokens,
                 prefix_ids=(prefix,) if self.prefix else (),
                 prefix_block_size=self.prefix,
-                client_id=f"c{client}" if self.clients > 1 else None,
+                client_id=self._client(client),
             )
 
+    def _client(self, number: int) -> str | None:
+        return f"c{number}" if self.clients > 1 else self.client
 
-def _positive(key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0 or (key != "rate" and math.isinf(value)):
-        choices = "a number above 0, or inf for all at once" if key == "rate" else "a finite number above 0"
-        raise WorkloadError(f"{key} of a synthetic workload is {text!r}; expected {choices}")
-    return value
+    def _draw_units(self) -> Iterator[WorkloadRow]:
+        """Rows of sessions or programs, one behind the other."""
+        in_sessions = self.calls.is_one
+        stages = (self.turns if in_sessions else self.calls).draw(self._stream(5), self.n)
+        num_rows = stages if in_sessions else np.where(stages > 2, 2 + (stages - 2) * self.width, stages)
+        total = int(num_rows.sum())
+        prompts, outputs = (column.tolist() for column in self._draw_lengths(total))
+        waits = (self.think if in_sessions else self.tool).draw_s(self._stream(6), total).tolist()
+        times = self._times().tolist()
+        prefixes = self._stream(3).integers(self.prefixes, size=self.n).tolist()
+        clients = self._stream(4).integers(self.clients, size=self.n).tolist()
+        at = 0
+        for number, num in enumerate(num_rows.tolist()):
+            unit = Unit(
+                name=f"{'s' if in_sessions else 'p'}{number}",
+                arrival_ns=times[number],
+                num_stages=int(stages[number]),
+                width=1 if in_sessions else self.width,
+                first_id=self.prefixes + 2 * at,
+                prefix=(prefixes[number], self.prefix) if self.prefix else None,
+            )
+            own = slice(at, at + num)
+            for row in unit_rows(unit, prompts[own], outputs[own], waits[own], is_session=in_sessions):
+                yield replace(row, max_tokens=self.max_tokens, client_id=self._client(clients[number]))
+            at += num
 
 
-def _whole(key: str, text: str) -> int:
-    low = 0 if key in ("prefix", "seed") else 1
-    if not (text.isascii() and text.isdigit() and int(text) >= low):
-        raise WorkloadError(f"{key} of a synthetic workload is {text!r}; expected a whole number of at least {low}")
-    return int(text)
+def _lengths_of(path: Path) -> list[tuple[int, int]]:
+    """Prompt and output lengths of the rows of a trace."""
+    pairs = [
+        (row.num_prompt_tokens, row.num_output_tokens)
+        for row in TraceFile(path).rows()
+        if row.num_prompt_tokens is not None and row.num_output_tokens is not None
+    ]
+    if not pairs:
+        raise WorkloadError(f"lengths of a synthetic workload is {str(path)!r}, whose rows have prompts and no lengths")
+    return pairs
 
 
-_VALUES = {
-    "rate": _positive,
-    "n": _whole,
+def _name(key: str, text: str) -> str:
+    if not text:
+        raise WorkloadError(f"{key} is empty; give it a name")
+    return text
+
+
+_VALUES: dict[str, Callable[[str, str], object]] = {
+    **VALUES,
+    "n": whole(1),
     "prompt": Lengths.parse,
     "output": Lengths.parse,
-    "burstiness": _positive,
-    "prefix": _whole,
-    "prefixes": _whole,
-    "clients": _whole,
-    "max_tokens": _whole,
-    "seed": _whole,
+    "lengths": _name,
+    "prefix": whole(0),
+    "prefixes": whole(1),
+    "turns": Lengths.parse,
+    "think": Lengths.parse_s,
+    "calls": Lengths.parse,
+    "tool": Lengths.parse_s,
+    "width": whole(1),
+    "clients": whole(1),
+    "client": _name,
+    "max_tokens": whole(1),
 }

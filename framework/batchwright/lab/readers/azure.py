@@ -1,16 +1,18 @@
-"""Azure's LLM inference traces (Azure/AzurePublicDataset; Patel et al., Splitwise, ISCA 2024)."""
+"""Azure's LLM inference traces (Azure/AzurePublicDataset), of 2023 and 2024.
+
+Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
+"""
 
 from __future__ import annotations
 
 import calendar
-import csv
 import re
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
-from batchwright.lab.readers.reader import Line, Reader, RowFields
+from batchwright.lab.readers.reader import Item, Line, Reader, RowFields, csv_rows, has_columns
 from batchwright.lab.row import WorkloadRow
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -19,24 +21,16 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-
 
 def understands(line: str) -> bool:
     """Whether this is the header of such a file."""
-    return set(COLUMNS) <= {name.strip() for name in line.split(",")}
+    return has_columns(line, COLUMNS)
 
 
-def read(path: Path, first: Line, lines: Iterator[Line]) -> Iterator[WorkloadRow]:
-    """Rows of the trace; times count from its earliest row."""
-    header = [name.strip() for name in next(csv.reader([first[1]]))]
-    rows: list[tuple[int, int, int]] = []
-    for number, line in lines:
-        if not line.strip():
-            continue
-        cells = next(csv.reader([line]))
-        fields = RowFields(path, number, len(rows) + 1, dict(zip(header, cells, strict=False)))
-        if len(cells) != len(header):
-            fields.fail(f"{len(cells)} fields", f"{len(header)}: {','.join(header)}")
-        rows.append((_nanoseconds(fields), fields.whole("ContextTokens", 1), fields.whole("GeneratedTokens", 1)))
-    start = min((when for when, _, _ in rows), default=0)
-    for when, num_prompt_tokens, num_output_tokens in rows:
-        yield WorkloadRow(when - start, num_prompt_tokens, num_output_tokens)
+def read(path: Path, first: Line, lines: Iterator[Line]) -> Iterator[Item]:
+    """Rows of the trace, with times since 1970."""
+    return csv_rows(path, first, lines, _row)
+
+
+def _row(fields: RowFields) -> WorkloadRow:
+    return WorkloadRow(_nanoseconds(fields), fields.whole("ContextTokens", 1), fields.whole("GeneratedTokens", 1))
 
 
 def _nanoseconds(fields: RowFields) -> int:
@@ -58,7 +52,8 @@ def _second(date: str, time: str, zone: str) -> int:
 
 
 AZURE = Reader(
-    description=f"an Azure LLM trace (CSV with the header {','.join(COLUMNS)})",
+    description=f"an Azure LLM trace (CSV: {','.join(COLUMNS)})",
     understands=understands,
     read=read,
+    from_earliest=True,
 )

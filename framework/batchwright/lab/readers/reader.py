@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -17,19 +18,38 @@ Line = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that is no request to offer, given in the place of one.
+
+    Attributes:
+        why: what such rows have in common, for the notes of a run: "had no response (failures)".
+    """
+
+    why: str
+
+
+Item = WorkloadRow | LeftOut | WorkloadError
+"""What a reader gives for a row: a request, or why it is none, or, where it can go on with the next row, what is wrong
+with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reader:
     """One format of trace files.
 
     Attributes:
         description: half a line for error messages: the format's name and how its rows look.
         understands: whether a file whose first non-empty line is this is in the format.
-        read: gives the rows of a file from its path (for messages), its first non-empty line and the lines after it.
-            Raises ``WorkloadError`` at a broken row.
+        read: gives the rows of a file from its path (for messages), its first non-empty line and the lines after it;
+            ``LeftOut`` for a row that is no request. A broken row is a ``WorkloadError``, raised, or given where
+            reading can go on behind it.
+        from_earliest: times are of a calendar, or of a counter that ran before: they are counted from the earliest.
     """
 
     description: str
     understands: Callable[[str], bool]
-    read: Callable[[Path, Line, Iterator[Line]], Iterator[WorkloadRow]]
+    read: Callable[[Path, Line, Iterator[Line]], Iterator[Item]]
+    from_earliest: bool = False
 
 
 class RowFields:
@@ -89,6 +109,18 @@ class RowFields:
             self.fail(f"{name} is {value!r}", expected)
         return float(value)
 
+    def decimal(self, name: str, low: float) -> float:
+        """``number``, written in a CSV cell."""
+        expected = f"a finite number of at least {low:g}"
+        text = str(self._get(name, expected)).strip()
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= low):
+            self.fail(f"{name} is {text!r}", expected)
+        return value
+
     def number_or_none(self, name: str, low: float, *, above: bool = False) -> float | None:
         """``number``, or None where the field is absent or null."""
         return None if self.values.get(name) is None else self.number(name, low, above=above)
@@ -121,26 +153,60 @@ class RowFields:
         return self.values[name]
 
 
-def json_rows(path: Path, first: Line, lines: Iterator[Line]) -> Iterator[RowFields]:
-    """The rows of a JSONL file: one JSON object a line; empty lines are passed over.
+MakeRow = Callable[[RowFields], Item]
 
-    Raises:
-        WorkloadError: a line is not a JSON object.
+
+def json_rows(path: Path, first: Line, lines: Iterator[Line], make: MakeRow) -> Iterator[Item]:
+    """What a function makes of each row of a JSONL file: one JSON object a line; empty lines are passed over.
+
+    A line that is no JSON object, or of which the function raises a ``WorkloadError``, gives that error.
     """
     row = 0
     for number, line in _chain(first, lines):
         if not line.strip():
             continue
         row += 1
-        fields = RowFields(path, number, row, {})
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            fields.fail(f"not JSON ({error.msg} at column {error.colno})", "one JSON object a line")
-        if not isinstance(values, dict):
-            fields.fail(f"a JSON {type(values).__name__}", "one JSON object a line")
-        fields.values = values
-        yield fields
+            yield make(RowFields(path, number, row, _object(path, number, row, line)))
+        except WorkloadError as error:
+            yield error
+
+
+def _object(path: Path, number: int, row: int, line: str) -> dict[str, Any]:
+    fields = RowFields(path, number, row, {})
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        fields.fail(f"not JSON ({error.msg} at column {error.colno})", "one JSON object a line")
+    if not isinstance(values, dict):
+        fields.fail(f"a JSON {type(values).__name__}", "one JSON object a line")
+    return values
+
+
+def csv_rows(path: Path, first: Line, lines: Iterator[Line], make: MakeRow) -> Iterator[Item]:
+    """What a function makes of each row of a CSV file, whose first line is its header; empty lines are passed over.
+
+    A row of another width, or of which the function raises a ``WorkloadError``, gives that error.
+    """
+    header = [name.strip() for name in next(csv.reader([first[1]]))]
+    row = 0
+    for number, line in lines:
+        if not line.strip():
+            continue
+        row += 1
+        cells = next(csv.reader([line]))
+        fields = RowFields(path, number, row, dict(zip(header, cells, strict=False)))
+        try:
+            if len(cells) != len(header):
+                fields.fail(f"{len(cells)} fields", f"{len(header)}: {','.join(header)}")
+            yield make(fields)
+        except WorkloadError as error:
+            yield error
+
+
+def has_columns(line: str, columns: tuple[str, ...]) -> bool:
+    """Whether a line is the header of a CSV file with these columns."""
+    return set(columns) <= {name.strip() for name in line.split(",")}
 
 
 def json_keys(line: str) -> frozenset[str]:
