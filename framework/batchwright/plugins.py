@@ -152,6 +152,10 @@ class Plugins:
         Raises:
             ConfigError: there is none; the message gives the nearest names.
         """
+        if name.lower() in ("http", "https"):
+            raise ConfigError(
+                f"{name}://... is an endpoint: a server elsewhere, without an engine here. It can be an arm of run and ab"
+            )
         return _named("unknown backend", name, self.backends)
 
     def active(self, name: str) -> object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from batchwright.errors import ConfigError
+from batchwright.lab.endpoint.address import is_endpoint
 from batchwright.lab.executors.task import Task
 from batchwright.lab.runner import Progress
 from batchwright.plugins import load_plugins
@@ -73,7 +74,8 @@ def check_sendable(tasks: Sequence[Task], executor: str) -> None:
     """
     for task in tasks:
         config = task.config
-        if not load_plugins(config.no_plugins).backend(config.backend.partition(":")[0]).virtual_time:
+        plugins = load_plugins(config.no_plugins)
+        if is_endpoint(config.backend) or not plugins.backend(config.backend.partition(":")[0]).virtual_time:
             raise ConfigError(
                 f"{task.label}: {config.backend} runs in real time, and runs beside each other would take it from each "
                 "other; leave jobs and executor out, or use a simulator, such as sim:llama-3.1-8b@h100"
