@@ -23,6 +23,7 @@ from batchwright.cli.policies import parameters
 from batchwright.config import EngineConfig, submodel
 from batchwright.config_sources import ENVIRONMENT_PREFIX
 from batchwright.lab import METRICS, SyntheticSpec
+from batchwright.lab.endpoint.options import EndpointOptions
 from batchwright.limits import Limits
 from batchwright.predictors.plugin import register_predictors
 from batchwright.replay.batchwright_format import _Request as ReplayedRequest
@@ -372,6 +373,7 @@ def makers() -> dict[str, Callable[[], str]]:
         "recorded request": recorded_request,
         "sim options": lambda: of_attributes(SimOptions),
         "torch options": lambda: of_attributes(TorchOptions),
+        "endpoint options": lambda: of_attributes(EndpointOptions),
         "gpus": gpus,
         "residuals": residuals,
         "models": models,
