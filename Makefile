@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_NO_PYTHON_VERSION_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-architectures coverage check bench bench-cpu gpu-check docs wheel clean
+.PHONY: help setup demo test test-thorough test-architectures check-vllm coverage check bench bench-cpu gpu-check docs wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 28
@@ -47,8 +47,9 @@ setup: $(VENV)/dev $(VENV)/model  ## everything that the other targets need
 demo: $(VENV)/model  ## an A/B of two policies: a real model on the CPU, then an H100 in the simulator
 	@BATCHWRIGHT=$(BIN)/batchwright sh docs/demo.sh
 
-test: $(VENV)/dev $(VENV)/model  ## the tests (ARGS='-k name' for some of them)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/dev $(VENV)/model  ## the tests, side by side (ARGS='-k name' for some of them)
+	@# A file's tests stay together, since they share what is made for them; each process computes on one core.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-thorough: $(VENV)/dev $(VENV)/model  ## property tests over 100,000 steps, policies over 500 workloads, all composites
 	@BATCHWRIGHT_PROPERTY_STEPS=100000 $(BIN)/python -m pytest tests/testing/test_against_reference.py $(ARGS)
@@ -57,6 +58,10 @@ test-thorough: $(VENV)/dev $(VENV)/model  ## property tests over 100,000 steps, 
 
 test-architectures: $(VENV)/dev  ## every architecture that transformers has (ARGS='llama gemma3' for some of them)
 	@PYTHONPATH=tests $(BIN)/python tests/backends/torch/sweep.py $(ARGS)
+
+check-vllm:  ## policies inside a real vLLM (VLLM_PYTHON=python of an environment that has vLLM and Batchwright)
+	@$(or $(VLLM_PYTHON),$(BIN)/python) -c 'import vllm' 2>/dev/null || { echo "no vLLM in $(or $(VLLM_PYTHON),$(BIN)/python): name one that has it with VLLM_PYTHON=" >&2; exit 2; }
+	@BATCHWRIGHT_REAL_VLLM=1 $(or $(VLLM_PYTHON),$(BIN)/python) -m pytest tests/backends/vllm $(ARGS)
 
 coverage: $(VENV)/dev  ## branch coverage of the policies and the hook manager, which must be whole
 	@# test_complexity.py counts lines with a tracer of its own, which turns this one off.

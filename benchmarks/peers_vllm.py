@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 FAR = 2**20
 """Tokens of the longest request."""
@@ -79,6 +79,7 @@ def _model_folder() -> str:
 
 class Vllm:
     name = "vllm"
+    additional_config: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> None:
         import torch
@@ -96,21 +97,27 @@ class Vllm:
                 max_model_len=FAR,
                 enable_chunked_prefill=True,
                 is_encoder_decoder=False,
+                async_scheduling=False,
             ),
+            additional_config=self.additional_config,
             device_config=v.config.DeviceConfig(device="cpu"),
         )
         config.cache_config.num_gpu_blocks = num_blocks + 1  # one block is never used
         spec = v.FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float16)
         groups = [v.KVCacheGroupSpec(["layer"], spec)]
-        self.core = v.Scheduler(
+        self.core = self._class()(
             config,
             v.KVCacheConfig(num_blocks=num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups),
             v.StructuredOutputManager(config),
             block_size=block_size,
+            log_stats=True,
         )
         self._hasher = v.kv_cache_utils.get_request_block_hasher(block_size, v.sha256)
         self._num = 0
         self._scheduled: Any = None
+
+    def _class(self) -> Any:
+        return self._v.Scheduler
 
     def add(self, prompt: Sequence[int], max_tokens: int = FAR // 2, **_fields: Any) -> None:
         params = self._v.SamplingParams(max_tokens=min(max_tokens, FAR // 2), ignore_eos=True)
@@ -125,18 +132,41 @@ class Vllm:
 
     def num_sampling(self) -> int:
         """Rows of the last batch that sample."""
-        requests = (self.core.requests[i] for i in self._scheduled.num_scheduled_tokens)
-        return sum(r.num_computed_tokens >= r.num_tokens for r in requests)  # it counts the batch as computed already
+        return sum(self._sampling())
+
+    def _sampling(self) -> list[bool]:
+        """Of each row of the last batch, whether it samples."""
+        requests = [self.core.requests[i] for i in self._scheduled.num_scheduled_tokens]
+        return [r.num_computed_tokens >= r.num_tokens for r in requests]  # it counts the batch as computed already
 
     def update(self, tokens: list[int]) -> None:
         ids = list(self._scheduled.num_scheduled_tokens)
         given = iter(tokens)
-        requests = self.core.requests
         if len(tokens) == len(ids):
             sampled = [[token] for token in tokens]
         else:
-            sampled = [[next(given)] if requests[i].num_computed_tokens >= requests[i].num_tokens else [] for i in ids]
+            sampled = [[next(given)] if samples else [] for samples in self._sampling()]
         output = self._v.ModelRunnerOutput(
             req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled
         )
         self.core.update_from_output(self._scheduled, output)
+
+
+class HostOfVllm(Vllm):
+    """Our scheduler in the place of vLLM's."""
+
+    name = "host"
+
+    def _class(self) -> Any:
+        from batchwright_backends.vllm.host import HostScheduler
+
+        return HostScheduler
+
+    def _sampling(self) -> list[bool]:
+        return list(map(bool, self.core.batch.samples))
+
+
+def host(policy: str, *sizes: int) -> HostOfVllm:
+    """Our scheduler under a policy."""
+    made = type("Host", (HostOfVllm,), {"additional_config": {"batchwright": {"policy": policy}}})
+    return made(*sizes)

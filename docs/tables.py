@@ -289,6 +289,23 @@ def sim_growth() -> str:
     return table(("requests", "a request", "all", "memory at the peak"), rows)
 
 
+def vllm_overhead() -> str:
+    """Cost of a step in vLLM, of its scheduler and of ours."""
+    rows = results("vllm_overhead")["rows"]
+    names = list(rows[0]["of_stock"])
+    return table(
+        ("decodes", "vLLM's own", *map(code, names), "ours / vLLM's"),
+        [
+            [
+                f"{row['decodes']:,}",
+                *(f"{row['medians'][name]:.2f}" for name in ("stock", *names)),
+                ", ".join(f"{row['of_stock'][name]:.2f}" for name in names),
+            ]
+            for row in rows
+        ],
+    )
+
+
 def fleet_mooncake() -> str:
     """The committed figures of ``benchmarks/fleet_mooncake.py``: routers in rows, for each size of the KV pools."""
     figures = json.loads((FOLDER.parent / "benchmarks" / "results" / "fleet_mooncake.json").read_text(encoding="utf-8"))
@@ -387,6 +404,7 @@ def makers() -> dict[str, Callable[[], str]]:
         "sim speed": sim_speed,
         "sim growth": sim_growth,
         "fleet mooncake": fleet_mooncake,
+        "vllm overhead": vllm_overhead,
         **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},
         **{f"router {n}": (lambda k=k: of_model(k.Params)) for n, k in register_routers().items()},
         **{f"card of {n}": (lambda k=k: router_card(k)) for n, k in register_routers().items()},

@@ -1,0 +1,279 @@
+"""Our scheduler behind vLLM's ``SchedulerInterface``: vLLM's workers execute what a policy of ours decides.
+
+``vllm serve MODEL --no-async-scheduling --scheduler-cls batchwright_backends.vllm.host.HostScheduler
+--additional-config '{"batchwright": {"policy": "vtc"}}'``
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.interface import PauseState, SchedulerInterface  # pyright: ignore[reportMissingImports]
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs  # pyright: ignore[reportMissingImports]
+from vllm.v1.metrics.stats import SchedulerStats  # pyright: ignore[reportMissingImports]
+from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
+
+from batchwright.backend import RealClock
+from batchwright.batch import Batch
+from batchwright.config import EngineConfig
+from batchwright.detectors import Detectors
+from batchwright.effective import effective_settings
+from batchwright.errors import BatchwrightError, InvalidRequestError, UnknownRequestError
+from batchwright.plugins import load_plugins
+from batchwright.predictor import asked
+from batchwright.request import Request
+from batchwright.resolve import default_policy, resolve_policy, resolve_predictor
+from batchwright.scheduler import Scheduler
+from batchwright_backends.vllm.answers import Answers
+from batchwright_backends.vllm.carried import check_config, check_request
+from batchwright_backends.vllm.seats import NULL_BLOCKS, Seats
+from batchwright_backends.vllm.settings import SECTION, read_settings
+from batchwright_backends.vllm.told import Told
+from batchwright_backends.vllm.translation import repetition_check, translate
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
+    from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
+    from vllm.v1.kv_cache_interface import KVCacheConfig  # pyright: ignore[reportMissingImports]
+    from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
+    from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
+
+logger = logging.getLogger("vllm.batchwright")
+
+
+class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no types where it is not installed
+    """Batchwright's scheduler core in the place of vLLM's.
+
+    It keeps its own pool of KV blocks, prefix cache and queues; vLLM's requests are kept beside ours, since workers are
+    told of those. What it does not carry is refused when vLLM starts, or request by request.
+
+    Attributes:
+        core: the scheduler.
+        connector, ec_connector: None; vLLM asks for them.
+    """
+
+    connector = None
+    ec_connector = None
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        structured_output_manager: Any,
+        block_size: int,
+        hash_block_size: int | None = None,
+        mm_registry: Any = None,
+        include_finished_set: bool = False,
+        log_stats: bool = False,
+    ) -> None:
+        check_config(vllm_config, kv_cache_config, block_size, hash_block_size or block_size)
+        self._settings, values = read_settings(vllm_config.additional_config)
+        limits, cache = vllm_config.scheduler_config, vllm_config.cache_config
+        config = EngineConfig.parse(
+            {
+                "on_policy_error": "fallback",  # a server goes on
+                **values,
+                "prefix_cache": {"enabled": cache.enable_prefix_caching, **values.get("prefix_cache", {})},
+                "max_num_seqs": limits.max_num_seqs,
+                "max_num_batched_tokens": limits.max_num_scheduled_tokens or limits.max_num_batched_tokens,
+                "max_model_len": vllm_config.model_config.max_model_len,
+            },
+            f"additional_config.{SECTION}",
+        )
+        self._caching = bool(config.prefix_cache.enabled)
+        self._log_stats = log_stats
+        self._clock = RealClock()
+        self._seats = Seats(second_runner=vllm_config.use_v2_model_runner)
+        self._told = Told(self._seats, log_stats=log_stats)
+        self._answers = Answers(
+            self._seats, block_size if self._caching else 0, include_finished_set=include_finished_set
+        )
+        self._batch: Batch | None = None
+        self._rows: Sequence[Request] = ()  # of that batch
+        self._paused = PauseState.UNPAUSED
+        plugins = load_plugins(config.no_plugins)
+        active = resolve_policy(config.policy, plugins)
+        predictor = resolve_predictor(config.predict, plugins)
+        self._predictor = predictor[1] if predictor is not None else None
+        self.effective = effective_settings(config, active, None, predictor)
+        detectors = Detectors(config.detectors)
+        self.core = Scheduler(
+            active,
+            num_blocks=kv_cache_config.num_blocks - NULL_BLOCKS,
+            block_size=block_size,
+            limits=self.effective.limits,
+            prefix_cache=self.effective.prefix_cache,
+            vocab_size=vllm_config.model_config.get_vocab_size(),
+            seed=config.seed,
+            on_policy_error=config.on_policy_error,
+            plugins=[detectors, self._told, *map(plugins.active, config.plugins)],
+            predictor=predictor,
+            strict=config.strict,
+            default=lambda: default_policy(plugins),
+        )
+        detectors.stop = self.core.stop
+        logger.info(
+            "Batchwright's scheduler, policy %s: %s blocks of %s tokens",
+            active.name,
+            self.core.blocks.num_blocks,
+            block_size,
+        )
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that runs; None between two steps."""
+        return self._batch
+
+    # Requests -----------------------------------------------------------------------------------------------
+
+    def add_request(self, request: VllmRequest) -> None:
+        """Take a request; one that cannot be taken ends with an error, and the log says why."""
+        try:
+            self._take(request)
+        except BatchwrightError as error:
+            logger.warning("request %r is refused: %s", request.request_id, error)
+            self._answers.refuse(request)
+
+    def _take(self, request: VllmRequest) -> None:
+        check_request(request, caching=self._caching)
+        if self._seats.get(request.request_id) is not None:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        ours = translate(request, self._clock.now_ns(), trusted=self._settings.trust_requests)
+        predicted = asked(self._predictor, ours, None, self._clock) if self._predictor is not None else nullcontext()
+        self._seats.take(ours, request)
+        try:
+            with predicted:
+                self.core.add(ours, stop_check=repetition_check(request))
+        except BaseException:
+            self._seats.drop(ours.request_id)
+            raise
+        if self._log_stats:
+            request.record_event(EngineCoreEventType.QUEUED)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[VllmRequest]:
+        """End requests from outside: aborted by a client, or stopped by a string in their text."""
+        if isinstance(request_ids, str):
+            request_ids = (request_ids,)
+        ended = []
+        for request_id in list(self._seats) if request_ids is None else dict.fromkeys(request_ids):
+            try:
+                self.core.abort(request_id)
+            except UnknownRequestError:
+                continue
+            theirs = self._answers.leave(request_id)
+            theirs.status = finished_status
+            ended.append(theirs)
+        return ended
+
+    # Steps --------------------------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """The next step, as vLLM's workers are told of it."""
+        if self._paused is PauseState.PAUSED_ALL:
+            return self._seats.tell(None, ())
+        batch = self._batch = self.core.schedule(self._clock.now_ns())
+        self._rows = self.core.step.batch if len(batch) else ()
+        return self._seats.tell(batch, self._rows)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take what the workers sampled; what each client is to be told."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            tokens = self._answers.tokens_of(batch, model_runner_output)
+            step = self.core.update(batch, tokens, self._clock.now_ns())
+            self._answers.take(step, self._rows, batch, model_runner_output)
+        outputs = self._answers.outputs()
+        stats = self.make_stats()
+        if stats is not None:
+            # One of the clients is told, even where nobody has an output.
+            first = next(iter(outputs.values()), None)
+            if first is None:
+                first = outputs[0] = EngineCoreOutputs()
+            first.scheduler_stats = stats
+        return outputs
+
+    # What vLLM asks beside ----------------------------------------------------------------------------------
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """Residents, and who waits."""
+        return len(self.core.running), len(self.core.waiting)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Who is here, or about to be told that he cannot be."""
+        return 0 if self._paused is PauseState.PAUSED_ALL else len(self._seats) + self._answers.num_refused
+
+    def has_finished_requests(self) -> bool:
+        """Whether workers are still to be told of an end."""
+        return self._seats.has_finished
+
+    @property
+    def num_preemptions(self) -> int:
+        """Evictions since the start."""
+        return self._told.num_preemptions
+
+    def get_kv_cache_usage(self) -> float:
+        """Share of the blocks that somebody holds."""
+        return 1 - self.core.blocks.num_free / self.core.blocks.num_blocks
+
+    def make_stats(self) -> SchedulerStats | None:
+        """Statistics since the last step; None where vLLM keeps none."""
+        if not self._log_stats:
+            return None
+        running, waiting = self.get_request_counts()
+        return SchedulerStats(
+            num_running_reqs=running,
+            num_waiting_reqs=waiting,
+            kv_cache_usage=self.get_kv_cache_usage(),
+            prefix_cache_stats=self._told.take_prefixes(),
+        )
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached content; whether that could be done: not while somebody holds blocks."""
+        if reset_running_requests and len(self.core.running):
+            raise NotImplementedError(
+                "Batchwright's scheduler does not evict residents to reset the prefix cache: wait until nobody runs"
+            )
+        if len(self.core.running):
+            logger.warning("the prefix cache is not reset: %s requests hold blocks", len(self.core.running))
+            return False
+        for block in range(self.core.blocks.num_blocks):
+            self.core.blocks.unregister(block)
+        self._told.forget_prefixes()
+        return True
+
+    def reset_encoder_cache(self) -> None:
+        """There is none."""
+
+    @property
+    def pause_state(self) -> PauseState:
+        """Whether steps are run."""
+        return self._paused
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """Stop or go on."""
+        if pause_state is PauseState.PAUSED_NEW:
+            raise NotImplementedError(
+                "Batchwright's scheduler cannot run residents only: pause everybody (mode 'keep'), or abort them"
+            )
+        self._paused = pause_state
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> None:
+        """None: structured output is refused."""
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Never: speculative decoding is refused."""
+        raise NotImplementedError("speculative decoding is not carried")
+
+    def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: SchedulerOutput) -> None:
+        """Never: speculative decoding is refused."""
+        raise NotImplementedError("speculative decoding is not carried")
+
+    def shutdown(self) -> None:
+        """Nothing is held that would have to be given back."""

@@ -1,0 +1,64 @@
+"""What a user says of the policy inside vLLM: ``--additional-config '{"batchwright": {…}}'``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from batchwright.config import EngineConfig
+from batchwright.errors import ConfigError, did_you_mean
+
+SECTION = "batchwright"
+"""The key of vLLM's ``additional_config`` under which everything of this project stands."""
+
+_FROM_VLLM = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks", "backend")
+"""Settings of an engine that vLLM's own options give."""
+
+
+class HostSettings(BaseModel):
+    """Settings of a policy inside vLLM, beside those of :class:`~batchwright.EngineConfig` that vLLM does not give."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    trust_requests: bool = Field(
+        default=False,
+        description="Whether a request may say what policies go by (client_id, weight, deadline_s, "
+        "predicted_output_tokens, session_id, program_id), in its vllm_xargs. Whoever may write requests may then "
+        "take another's share: leave it off where users are not to be trusted.",
+    )
+
+
+def read_settings(additional_config: Any) -> tuple[HostSettings, Mapping[str, Any]]:
+    """What stands in vLLM's ``additional_config``.
+
+    Args:
+        additional_config: as vLLM has it.
+
+    Returns:
+        The settings, and the values of an ``EngineConfig``.
+
+    Raises:
+        ConfigError: it is no mapping, a key is unknown, or one is vLLM's to give; the message says what to do.
+    """
+    section = additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else None
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f"additional_config must hold a mapping under {SECTION!r}, such as "
+            f'{{"{SECTION}": {{"policy": "vtc"}}}}, not {additional_config!r}'
+        )
+    own = {name: value for name, value in section.items() if name in HostSettings.model_fields}
+    rest = {name: value for name, value in section.items() if name not in own}
+    known = [name for name in EngineConfig.model_fields if name not in _FROM_VLLM]
+    for name in rest:
+        if name in _FROM_VLLM:
+            raise ConfigError(f"{SECTION}.{name}: vLLM gives it; use vLLM's own option, and leave it out here")
+        if name not in known:
+            choices = sorted([*known, *HostSettings.model_fields])
+            raise ConfigError(f"{SECTION}.{name} is no setting; {did_you_mean(name, choices)}")
+    try:
+        return HostSettings(**own), rest
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{SECTION}.{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from None

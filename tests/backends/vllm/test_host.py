@@ -1,0 +1,266 @@
+"""Our scheduler in the place of vLLM's: every decision of our policies reaches vLLM's workers, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make check-vllm")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+from vllm.v1.engine import FinishReason  # pyright: ignore[reportMissingImports]
+from vllm.v1.request import Request, RequestStatus  # pyright: ignore[reportMissingImports]
+
+from backends.vllm.workers import Workers, next_token
+from batchwright.errors import ConfigError
+from peers_vllm import Vllm, host
+
+BLOCK, VOCAB, EOS = 16, 60, 2
+POLICIES = ("vllm_v1", "prefill_first", "stall_free:chunk_size=24", "vtc", "priority", "sjf", "mlfq", "no_evict", "lpm")
+
+
+class Run:
+    """A scheduler of vLLM's kind, driven as its engine drives it."""
+
+    def __init__(self, peer: Vllm, seed: int = 0) -> None:
+        self.peer, self.core = peer, peer.core
+        self.workers = Workers(BLOCK, VOCAB, seed)
+        self.told: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason] = {}
+        self.stops: dict[str, Any] = {}
+
+    def add(self, name: str, prompt: Iterable[int], max_tokens: int, priority: int = 0, **params: Any) -> Request:
+        given = SamplingParams(max_tokens=max_tokens, temperature=0, **params)
+        given.update_from_generation_config({}, eos_token_id=EOS)
+        request = Request(name, list(prompt), given, None, priority=priority, block_hasher=self.peer._hasher)
+        self.core.add_request(request)
+        return request
+
+    def step(self, between: Callable[[], None] = lambda: None) -> None:
+        told = self.core.schedule()
+        output = self.workers.execute(told)
+        between()
+        for outputs in self.core.update_from_output(told, output).values():
+            for one in outputs.outputs:
+                self.told.setdefault(one.request_id, []).extend(one.new_token_ids)
+                if one.finish_reason is not None:
+                    assert one.request_id not in self.ends
+                    self.ends[one.request_id] = one.finish_reason
+                    self.stops[one.request_id] = one.stop_reason
+
+    def finish(self) -> None:
+        for _ in range(5000):
+            if not self.core.has_requests():
+                return
+            self.step()
+        raise AssertionError("it does not come to an end")
+
+
+def stock(num_blocks: int, max_num_seqs: int, budget: int) -> Run:
+    return Run(Vllm(num_blocks, BLOCK, max_num_seqs, budget))
+
+
+def ours(policy: str, num_blocks: int, max_num_seqs: int, budget: int) -> Run:
+    return Run(host(policy, num_blocks, BLOCK, max_num_seqs, budget))
+
+
+def answer(prompt: list[int], max_tokens: int, *, ignore_eos: bool) -> list[int]:
+    """What the "model" says to a prompt when nobody else is there."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(next_token(tokens, VOCAB))
+        if tokens[-1] == EOS and not ignore_eos:
+            break
+    return tokens[len(prompt) :]
+
+
+def load(seed: int, num: int = 12) -> list[tuple[str, list[int], int, int, bool]]:
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB) for _ in range(40)]
+    rows = []
+    for i in range(num):
+        prompt = shared[: rng.choice((0, 16, 33, 40))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 90))]
+        rows.append((f"r{i}", prompt, rng.randint(1, 60), rng.randint(0, 2), rng.random() < 0.5))
+    return rows
+
+
+def offer(run: Run, row: tuple[str, list[int], int, int, bool]) -> None:
+    name, prompt, max_tokens, priority, ignore_eos = row
+    run.add(name, prompt, max_tokens, priority, ignore_eos=ignore_eos)
+
+
+def check_answers(run: Run, rows: Iterable[tuple[str, list[int], int, int, bool]]) -> None:
+    for name, prompt, max_tokens, _, ignore_eos in rows:
+        expected = answer(prompt, max_tokens, ignore_eos=ignore_eos)
+        assert run.told[name] == expected
+        stopped = expected[-1] == EOS and not ignore_eos
+        assert run.ends[name] == (FinishReason.STOP if stopped else FinishReason.LENGTH)
+    assert run.core.get_kv_cache_usage() == 0
+    assert run.core.get_request_counts() == (0, 0)
+
+
+@pytest.mark.parametrize("num_blocks", [14, 200])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_everybody_gets_his_tokens(policy: str, num_blocks: int) -> None:
+    """With a pool of 14 blocks residents are evicted all the time."""
+    run = ours(policy, num_blocks, 6, 48)
+    rows = load(1)
+    for i, row in enumerate(rows):
+        offer(run, row)
+        if i % 3:
+            run.step()
+    run.finish()
+    check_answers(run, rows)
+    evicted = run.core.num_preemptions
+    assert (evicted > 0) == (num_blocks == 14 and policy != "no_evict")
+
+
+@given(st.integers(0, 10_000), st.integers(13, 60), st.integers(1, 8), st.integers(8, 80))
+def test_vllm_v1_decides_as_stock(seed: int, num_blocks: int, seats: int, budget: int) -> None:
+    """The same requests with the same tokens in every step, and the same answers."""
+    runs = stock(num_blocks, seats, budget), ours("vllm_v1", num_blocks, seats, budget)
+    for row in load(seed, 8):
+        for run in runs:
+            offer(run, row)
+            run.step()
+    for run in runs:
+        run.finish()
+    one, other = runs
+    assert other.workers.steps == one.workers.steps
+    assert (one.told, one.ends, one.stops) == (other.told, other.ends, other.stops)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.data())
+def test_aborts_lose_nothing(seed: int, policy: str, data: st.DataObject) -> None:
+    """Whoever is aborted, before a step or within one, the others get their tokens and all blocks come back."""
+    run = ours(policy, 16, 4, 40)
+    rows, gone = load(seed, 8), set()
+
+    def abort() -> None:
+        if data.draw(st.booleans()):
+            name = data.draw(st.sampled_from(rows))[0]
+            for ended in run.core.finish_requests([name, "nobody"], RequestStatus.FINISHED_ABORTED):
+                assert ended.request_id == name and ended.status == RequestStatus.FINISHED_ABORTED
+                gone.add(name)
+
+    for row in rows:
+        offer(run, row)
+        run.step(abort)
+        abort()
+    run.finish()
+    assert gone.isdisjoint(run.ends)
+    check_answers(run, [row for row in rows if row[0] not in gone])
+
+
+def test_stop_tokens_and_repetitions_are_told() -> None:
+    run = ours("vllm_v1", 60, 4, 64)
+    prompt = [5, 6, 7]
+    expected = answer(prompt, 20, ignore_eos=True)
+    run.add("stops", prompt, 20, ignore_eos=True, stop_token_ids=[expected[4]])
+    run.finish()
+    first = expected.index(expected[4])
+    assert run.told["stops"] == expected[: first + 1]
+    assert (run.ends["stops"], run.stops["stops"]) == (FinishReason.STOP, expected[4])
+
+
+def test_all_can_be_ended_at_once() -> None:
+    run = ours("prefill_first", 60, 4, 64)
+    for row in load(3, 6):
+        offer(run, row)
+    run.step()
+    assert len(run.core.finish_requests(None, RequestStatus.FINISHED_ABORTED)) == 6
+    assert run.core.has_finished_requests() and not run.core.has_unfinished_requests()
+    run.finish()
+    assert run.core.get_kv_cache_usage() == 0 and not run.workers.tokens
+
+
+@pytest.mark.parametrize(
+    "what", [{"max_tokens": 1000}, {"prompt_logprobs": 1}, {"structured_outputs": "json"}, {"priority": "high"}]
+)
+def test_what_cannot_be_taken_ends_with_an_error(what: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody else is touched, and the server goes on."""
+    from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
+
+    run = ours("vllm_v1", 12, 4, 64)
+    run.add("good", [1, 2, 3], 5, ignore_eos=True)
+    if "structured_outputs" in what:
+        what = {"structured_outputs": StructuredOutputsParams(json_object=True)}
+    with caplog.at_level("WARNING", "vllm.batchwright"):
+        run.add("bad", [1, 2, 3], **{"max_tokens": 5, **what})
+    run.finish()
+    assert run.ends == {"good": FinishReason.LENGTH, "bad": FinishReason.ERROR}
+    assert "'bad'" in caplog.text
+    assert run.core.get_num_unfinished_requests() == 0
+
+
+def test_a_policy_that_raises_loses_nothing(tmp_path: Any) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(
+        "from batchwright import Policy, hookimpl\n\n\n"
+        "class Broken(Policy):\n"
+        "    @hookimpl\n"
+        "    def admission(self, step):\n"
+        "        yield step.running\n"
+        "        if step.index % 3 == 1:\n"
+        "            raise RuntimeError('on purpose')\n"
+        "        yield step.waiting\n"
+    )
+    run = ours(f"{path}:Broken", 16, 4, 40)
+    rows = load(5, 8)
+    for row in rows:
+        offer(run, row)
+        run.step()
+    run.finish()
+    check_answers(run, rows)
+    assert run.core.core.num_policy_faults > 2
+
+
+def test_the_prefix_cache_is_forgotten_when_nobody_runs() -> None:
+    run = ours("vllm_v1", 60, 4, 64)
+    prompt = list(range(40))
+    run.add("a", prompt, 3, ignore_eos=True)
+    assert not run.core.reset_prefix_cache() or run.core.get_request_counts()[0] == 0
+    run.step()
+    assert not run.core.reset_prefix_cache()
+    run.finish()
+    run.add("b", prompt, 3, ignore_eos=True)
+    run.step()
+    assert run.workers.steps[-1]["b"] == 8
+    run.finish()
+    assert run.core.reset_prefix_cache()
+    run.add("c", prompt, 3, ignore_eos=True)
+    run.step()
+    assert run.workers.steps[-1]["c"] == 40
+    run.finish()
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"policy": "vtcc"}, "unknown policy 'vtcc'"),
+        ({"polcy": "vtc"}, "batchwright.polcy is no setting"),
+        ({"max_num_seqs": 3}, "batchwright.max_num_seqs: vLLM gives it"),
+        ({"trust_requests": "perhaps"}, "trust_requests"),
+    ],
+)
+def test_wrong_settings_are_named(section: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        type("Host", (type(host("vllm_v1", 20, BLOCK, 4, 64)),), {"additional_config": {"batchwright": section}})(
+            20, BLOCK, 4, 64
+        )
+    assert said in str(caught.value)
+
+
+def test_requests_may_say_whose_they_are_where_they_are_trusted() -> None:
+    kind = type(host("vllm_v1", 20, BLOCK, 4, 64))
+    for trusted in (False, True):
+        section = {"policy": "vtc", "trust_requests": trusted}
+        run = Run(type("Host", (kind,), {"additional_config": {"batchwright": section}})(20, BLOCK, 4, 64))
+        run.add("a", [1, 2], 3, extra_args={"batchwright_client_id": "me", "batchwright_weight": 2.0})
+        ours_ = run.core.core.get("a")
+        assert (ours_.client_id, ours_.weight) == (("me", 2.0) if trusted else (None, 1.0))
