@@ -36,7 +36,7 @@ def test_routers_are_arms(cli: Cli) -> None:
     assert answer.code == 0, answer.err
     result = json.loads(Path("out.json").read_text())
     routers = [run["settings"]["router"] for run in result["runs"]]
-    assert routers == [{"use": "round_robin"}, {"use": "prefix_aware", "load_weight": 2.0}]
+    assert routers == [{"use": "round_robin"}, {"use": "prefix_aware", "load_weight": 2.0, "cache_threshold": 0.3}]
     assert [run["settings"]["replicas"] for run in result["runs"]] == [3, 3]
     assert {r["replica"] for r in result["runs"][0]["requests"]} == {0, 1, 2}
     assert [len(result["replicas"][arm]) for arm in ("rr", "pa")] == [3, 3]
@@ -53,7 +53,7 @@ def test_one_setting_of_a_router(cli: Cli, write: Write) -> None:
     assert _router() == {"use": "random", "choices": 1}
     args = ["--config", "fleet.yaml", "--set", "router=prefix_aware"]
     assert cli("run", *args, "--workload", SMALL, "--json", "out.json", "--quiet").code == 0
-    assert _router() == {"use": "prefix_aware", "load_weight": 1.0}
+    assert _router() == {"use": "prefix_aware", "load_weight": 1.0, "cache_threshold": 0.3}
     shown = cli("config", "show", "fleet.yaml", "--with-backend").out
     assert "replicas" in shown and "use: random, choices: 2" in " ".join(shown.split())
 

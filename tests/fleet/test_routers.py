@@ -137,6 +137,20 @@ def test_prefix_aware_leaves_a_replica_whose_queue_is_longer_than_what_its_cache
     assert place(0, 500) == 0
 
 
+@pytest.mark.parametrize(("threshold", "used"), [(0.3, {0, 1, 2}), (0.0, {0}), (1.0, {0, 1, 2})])
+def test_prefix_aware_spreads_newcomers_that_share_only_their_first_tokens(threshold: float, used: set[int]) -> None:
+    """Nothing waits, and all begin alike: 8 of 32 tokens, which whoever came first has left in one cache."""
+    spec = f"prefix_aware:cache_threshold={threshold}"
+    with make_fleet(3, router(spec), blocks=200) as fleet:
+        prompts = [[7] * 8 + [100 + i] * 24 for i in range(9)]
+        places = drive(fleet, [make_request(f"r{i}", p, 1, arrival_ns=i * 10 * MS) for i, p in enumerate(prompts)])
+        again = [*prompts[4], 5]  # 32 of 33 are cached where it was
+        last = drive(fleet, [make_request("again", again, 1, arrival_ns=100 * MS)])
+    assert set(places) == used
+    if threshold < 1:
+        assert last == [places[4]]
+
+
 def test_prefix_aware_spreads_what_shares_nothing() -> None:
     with make_fleet(4, router("prefix_aware"), blocks=500) as fleet:
         places = drive(fleet, [make_request(f"r{i}", 30, 3, arrival_ns=i * MS // 4) for i in range(80)])
@@ -148,6 +162,7 @@ def test_parameters_are_checked() -> None:
         ("random:choices=0", "greater than or equal to 1"),
         ("least_outstanding:by=blocks", "'requests' or 'tokens'"),
         ("prefix_aware:load_weight=-1", "greater than or equal to 0"),
+        ("prefix_aware:cache_threshold=1.5", "less than or equal to 1"),
         ("prefix_aware:weight=1", "unknown parameter 'weight'; did you mean 'load_weight'"),
         ("round_robin:x=1", "it takes no parameters"),
         ("prefix_awar", "did you mean 'prefix_aware'"),
