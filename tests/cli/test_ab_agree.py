@@ -37,7 +37,7 @@ def agree(cli: Cli, backend: str, *args: object) -> tuple[int, str, dict[str, An
     return answer.code, answer.out, json.loads(Path("out.json").read_text())
 
 
-ROOM = ("--workload", CROWD, "--set", "num_blocks=28", "--declared-max-tokens", "exact")
+ROOM = ("--workload", CROWD, "--set", "num_blocks=28", "--declared-max-tokens", "exact", "--primary", "mean_e2el_ms")
 
 
 def test_two_machines_on_which_the_policies_differ_alike(cli: Cli, write: Write) -> None:

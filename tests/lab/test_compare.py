@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from dataclasses import replace
-from itertools import product
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -18,9 +15,7 @@ from hypothesis import strategies as st
 from batchwright.errors import ComparisonError
 from batchwright.lab import METRICS, compare
 from batchwright.lab.alignment import share_that_differs
-from batchwright.lab.bootstrap import LEVEL, NUM_RESAMPLES, Interval, PairedBootstrap, expanded_tail
 from batchwright.lab.run_record import RunRecord
-from batchwright.lab.samples import Samples
 from batchwright.request import SLO
 from lab.hand import MS, offered, request, run
 
@@ -109,7 +104,7 @@ def test_no_run_and_one_name_twice() -> None:
     with pytest.raises(ComparisonError, match="no run to compare"):
         compare([])
     a, _ = pair()
-    with pytest.raises(ComparisonError, match="two arms are called 'a'"):
+    with pytest.raises(ComparisonError, match="two arms are called 'a', and have runs of seed 0"):
         compare([a, a])
 
 
@@ -137,16 +132,17 @@ def test_a_longer_gap_is_worse_with_its_size(metric) -> None:
 
 
 def test_noise_alone_is_rarely_called_a_difference() -> None:
-    """Scenario B1 with noise: 25 pairs, 16 verdicts each, at 99%."""
+    """Scenario B1 with noise: 25 pairs; at most 5% of them are to have any false word."""
     names = [m for m in METRICS if m.endswith("_ms") and not m.startswith("std")]
-    wrong = dict.fromkeys(names, 0)
+    wrong = 0
     for seed in range(25):
         a, b = noisy("a", 2 * seed, num=80), noisy("b", 2 * seed + 1, num=80)
         assert a.requests != b.requests
         found = compare([a, b])
-        for name in names:
-            wrong[name] += found.verdict(name).words != "no difference shown"
-    assert sum(wrong.values()) <= 12  # 1% of 400 is expected, and verdicts of one pair go together
+        words = {found.verdict(name).words for name in names}
+        assert words <= {"no difference shown", "better", "worse", "no difference"}
+        wrong += bool(words & {"better", "worse"})
+    assert wrong <= 4  # at 5%, 5 of 25 would come once in 140 times
 
 
 def test_a_shift_of_three_percent_is_found() -> None:
@@ -185,6 +181,7 @@ def test_one_run_has_a_summary_and_no_verdict() -> None:
     found = compare([noisy("a", 1)])
     assert found.verdicts == ()
     assert found.summaries["a"]["completed"] == 200
+    assert found.spread["a"]["completed"] == [200]
     with pytest.raises(ComparisonError, match="no verdict on 'mean_itl_ms'"):
         found.verdict("mean_itl_ms")
 
@@ -199,83 +196,8 @@ def test_a_comparison_as_json_is_the_same_each_time(tmp_path) -> None:
     assert value["summary"]["a"]["completed"] == 200
     assert [r["arm"] for r in value["runs"]] == ["a", "b"]
     assert RunRecord.from_json(value["runs"][1]) == noisy("b", 2)
-    assert {"metric", "verdict", "low", "high"} <= set(value["verdicts"][0])
-
-
-# The bootstrap ---------------------------------------------------------------------------------------------------
-
-
-def samples(rng: np.random.Generator, num_requests: int, most: int, *, ties: bool) -> Samples:
-    owners = np.sort(rng.integers(num_requests, size=rng.integers(most // 2, most)))
-    values = rng.integers(1, 9, len(owners)).astype(float) if ties else rng.lognormal(0, 1, len(owners))
-    return Samples(values, owners)
-
-
-@pytest.mark.parametrize(("seed", "ties"), list(product(range(6), [False, True])))
-def test_weighted_statistics_are_those_of_the_repeated_values(seed, ties) -> None:
-    rng = np.random.default_rng(seed)
-    num = int(rng.integers(10, 60))
-    boot = PairedBootstrap(num, seed)
-    base, other = samples(rng, num, 80, ties=ties), samples(rng, num, 80, ties=ties)
-    draws = boot._weights.astype(int)
-    tails = [expanded_tail(boot.num_blocks), 1 - expanded_tail(boot.num_blocks)]
-    assert draws.shape == (NUM_RESAMPLES, boot.num_blocks)
-    assert (draws.sum(axis=1) == boot.num_blocks).all()
-
-    def repeated(sample: Samples, weights: np.ndarray) -> np.ndarray:
-        return np.repeat(sample.values, weights[sample.owners * boot.num_blocks // num])
-
-    def check(found: Interval | None, statistic) -> None:
-        pairs = [(repeated(base, w), repeated(other, w)) for w in draws]
-        a, b = np.array([(statistic(a), statistic(b)) for a, b in pairs if len(a) and len(b)]).T
-        expected = [*np.quantile(b - a, tails), *np.quantile((b - a) / a, tails)]
-        assert [found.low, found.high, found.relative_low, found.relative_high] == pytest.approx(expected)
-
-    check(boot.mean_interval(base, other), np.mean)
-    check(boot.total_interval(base, other), np.sum)
-    quantiles = (0.5, 0.9, 0.99)
-    for q, found in zip(quantiles, boot.quantile_intervals(base, other, quantiles), strict=True):
-        check(found, lambda v, q=q: np.quantile(v, q))
-
-
-def test_a_grid_of_many_values_changes_little() -> None:
-    rng = np.random.default_rng(1)
-    owners = np.repeat(np.arange(2000), 20)
-    base = Samples(rng.lognormal(0, 1, 40_000), owners)
-    other = Samples(base.values * 1.2, owners)
-    boot = PairedBootstrap(2000)
-    for q, found in zip((0.5, 0.9, 0.99), boot.quantile_intervals(base, other, (0.5, 0.9, 0.99)), strict=True):
-        exact = np.quantile(other.values, q) - np.quantile(base.values, q)
-        assert found.low < exact < found.high
-        assert found.relative_low == pytest.approx(0.2, abs=0.01)
-        assert found.relative_high == pytest.approx(0.2, abs=0.01)
-
-
-def test_blocks_hold_requests_that_follow_each_other() -> None:
-    boot = PairedBootstrap(1000)
-    blocks = boot._blocks(Samples(np.zeros(1000), np.arange(1000)))
-    assert boot.num_blocks == 30
-    assert (np.diff(blocks) >= 0).all()
-    assert set(np.bincount(blocks).tolist()) <= {33, 34}
-
-
-def test_dependence_within_blocks_widens_the_interval() -> None:
-    """With one disturbance for 10 requests in a row, an interval that took them as independent would be too narrow."""
-    rng = np.random.default_rng(2)
-    wrong = 0
-    for seed in range(100):
-        noise = np.repeat(rng.normal(0, 1, (2, 100)), 10, axis=1)
-        boot = PairedBootstrap(1000, seed)
-        found = boot.mean_interval(Samples(10 + noise[0], np.arange(1000)), Samples(10 + noise[1], np.arange(1000)))
-        wrong += not found.low <= 0 <= found.high
-    assert wrong <= 5  # 1% is expected; 99% intervals over independent requests are wrong in about 40
-
-
-@pytest.mark.parametrize(("num_blocks", "t"), [(10, 3.2498), (30, 2.7564), (1000, 2.5808)])
-def test_the_tail_is_that_of_students_t(num_blocks, t) -> None:
-    z = -NormalDist().inv_cdf(expanded_tail(num_blocks))
-    assert z / math.sqrt(num_blocks / (num_blocks - 1)) == pytest.approx(t, abs=0.003)
-    assert LEVEL == 0.99  # which the tabled values are for
+    assert {"metric", "verdict", "low", "high", "level", "num_seeds"} <= set(value["verdicts"][0])
+    assert (value["arms"], value["seeds"], value["level"]) == (["a", "b"], [0], 0.95)
 
 
 # Alignment -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from batchwright.cli.option_groups import takes_groups
-from batchwright.cli.options import EngineOptions, JobOptions, OutputOptions, StopOptions, WorkloadOptions
+from batchwright.cli.options import (
+    EngineOptions,
+    JobOptions,
+    OutputOptions,
+    SeedOptions,
+    StopOptions,
+    VerdictOptions,
+    WindowOptions,
+    WorkloadOptions,
+)
 
 
 @takes_groups
@@ -16,6 +25,9 @@ def ab(
     engine: EngineOptions,
     workload: WorkloadOptions,
     stop: StopOptions,
+    window: WindowOptions,
+    seeds: SeedOptions,
+    verdicts: VerdictOptions,
     job: JobOptions,
     output: OutputOptions,
     agree: Annotated[
@@ -36,12 +48,18 @@ def ab(
       batchwright ab a.yaml b.yaml --set max_num_seqs=64 --arm-set B.block_size=32
       batchwright ab vllm_v1 b=vllm_v1 --set replicas=8 --arm-set b.router=random
       batchwright ab vllm_v1 stall_free plas --workload trace.csv --jobs 3
+      batchwright ab vllm_v1 stall_free --seeds 5 --noise 0.05 --warmup 10%
       batchwright ab prefill_first lpm --backend sim:mine.yaml,cpu:DIR --agree
 
     The table has a column for each arm and a row for each metric. Every arm is compared with A: the difference, its
     interval, and "better" or "worse" where that leaves out zero; without these words this run does not show a
     difference. The lines below the table say what the load could show: one in which nobody waits, or which no arm can
     keep up with, tells little about policies, whatever the figures say.
+
+    --seeds N runs every arm N times. A seed varies prompts, a simulator's noise and the workload: a synthetic one is
+    drawn again, a trace is put together anew from blocks of itself; all arms of a seed get the same requests. Figures
+    are then means over the seeds, throughputs and counts get intervals too, and verdicts are of more than one run. On a
+    real clock the arms take turns.
 
     --jobs and --executor spread the runs of a simulator over processes or over Ray; the records are the same. A run
     that fails is named, with its arm and seed, and the others are reported.
@@ -63,6 +81,10 @@ def ab(
     if agree:
         if job.jobs is not None or job.executor is not None:
             raise ConfigError("--agree runs all arms one after the other: leave --jobs and --executor out")
-        raise typer.Exit(run_agreement(arms, engine, workload, stop, output))
+        raise typer.Exit(
+            run_agreement(arms, engine, workload, stop, output, window=window, seeds=seeds, verdicts=verdicts)
+        )
     check_one_named(engine.backend)
-    raise typer.Exit(run_experiment(arms, engine, workload, stop, output, job=job))
+    raise typer.Exit(
+        run_experiment(arms, engine, workload, stop, output, job=job, window=window, seeds=seeds, verdicts=verdicts)
+    )

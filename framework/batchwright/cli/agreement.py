@@ -9,21 +9,43 @@ from dataclasses import replace
 from typing import Any
 
 from batchwright.cli.arms import Arm, make_arms
-from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WorkloadOptions
+from batchwright.cli.options import (
+    EngineOptions,
+    OutputOptions,
+    SeedOptions,
+    StopOptions,
+    VerdictOptions,
+    WindowOptions,
+    WorkloadOptions,
+)
 from batchwright.cli.output import check_writable, make_console, show_progress
 from batchwright.cli.program import FAILED, INTERRUPTED, OK
 from batchwright.cli.workloads import make_workload
 from batchwright.errors import ConfigError
-from batchwright.lab import Comparison, RunRecord, Workload, compare, format_report, print_report, run_arm
+from batchwright.lab import Comparison, compare, format_report, print_report
 from batchwright.lab.agree import BackendsCompared, compare_backends
 from batchwright.lab.agree_report import format_agreement, print_agreement
+from batchwright.lab.executors import Task
+from batchwright.lab.executors.serial import Serial
+from batchwright.lab.experiment import run_tasks
+from batchwright.lab.family import Family
+from batchwright.lab.repetition import in_order, parse_seeds, repeated
+from batchwright.lab.window import Window
 
 _EXAMPLE = "--backend sim:llama-3.1-8b@h100,cpu:smollm2-135m"
 _BETWEEN = re.compile(r",\s*(?=[\w-]+:)")  # a comma in front of a backend's name; others belong to a path
 
 
 def run_agreement(
-    texts: Sequence[str], engine: EngineOptions, workload: WorkloadOptions, stop: StopOptions, output: OutputOptions
+    texts: Sequence[str],
+    engine: EngineOptions,
+    workload: WorkloadOptions,
+    stop: StopOptions,
+    output: OutputOptions,
+    *,
+    window: WindowOptions,
+    seeds: SeedOptions,
+    verdicts: VerdictOptions,
 ) -> int:
     """Run the arms on both backends, print where the differences agree and write the file; returns the exit code.
 
@@ -36,20 +58,43 @@ def run_agreement(
     # A workload that suits a real model is no trouble to a simulator.
     real = next((name for name in backends if not name.startswith("sim:")), backends[0])
     rows = make_workload(workload, real, arms[0][0].plugins)
+    which, counted = parse_seeds(seeds.seeds, engine.seed or 0), Window.parse(window.warmup, window.cooldown)
+    family = Family.parse(verdicts.level, verdicts.primary)
+    if counted is not None:
+        counted.check(rows)
     options: dict[str, Any] = {
         "declared": workload.declared_max_tokens,
         "respect_eos": workload.respect_eos,
-        "seed": engine.seed or 0,
         "max_steps": stop.max_steps,
         "max_seconds": stop.max_seconds,
     }
     comparisons: list[Comparison] = []
+    whole = True
     for own in arms:
-        runs = _run(own, rows, output.quiet, options)
-        comparisons.append(compare(runs, seed=engine.seed or 0))
-        if runs[-1].stopped == "interrupted":
+        tasks = [
+            Task(
+                arm.label,
+                arm.config,
+                rows,
+                engine.seed or 0,
+                options,
+                arm.origins,
+                {"installed": arm.plugins},
+                window=counted,
+            )
+            for arm in own
+        ]
+        with show_progress(output.quiet, f"starting {own[0].config.backend}") as progress:
+            experiment = run_tasks(repeated(tasks, which, resample=seeds.resample), Serial(), progress)
+        error = experiment.error()
+        if error is not None:
+            raise error
+        runs = in_order(experiment.runs, [arm.label for arm in own])
+        comparisons.append(compare(runs, seed=engine.seed or 0, family=family))
+        if experiment.was_interrupted:
+            whole = False
             break
-    return _finish(comparisons, len(texts), output)
+    return _finish(comparisons, whole, output)
 
 
 def split_backends(text: str | None) -> tuple[str, str]:
@@ -92,34 +137,7 @@ def _arms(texts: Sequence[str], engine: EngineOptions, backend: str) -> list[Arm
     return arms
 
 
-def _run(arms: Sequence[Arm], workload: Workload, quiet: bool, options: dict[str, Any]) -> list[RunRecord]:
-    """All arms on one backend, or those that were begun before Ctrl-C."""
-    backend = arms[0].config.backend
-    runs: list[RunRecord] = []
-    with show_progress(quiet, f"starting {backend}") as progress:
-        try:
-            for arm in arms:
-                run = run_arm(
-                    arm.config,
-                    workload,
-                    arm=arm.label,
-                    origins=arm.origins,
-                    installed=arm.plugins,
-                    progress=progress,
-                    **options,
-                )
-                runs.append(run)
-                if run.stopped == "interrupted":
-                    break
-        except KeyboardInterrupt:  # while an arm was made, before it ran
-            if not runs:
-                raise
-            runs[-1].stopped = "interrupted"
-    return runs
-
-
-def _finish(comparisons: Sequence[Comparison], num_arms: int, output: OutputOptions) -> int:
-    whole = len(comparisons) == 2 and all(len(c.runs) == num_arms for c in comparisons)
+def _finish(comparisons: Sequence[Comparison], whole: bool, output: OutputOptions) -> int:
     if not whole:
         # What there is of the first backend, as ab prints it; a difference needs both arms on both.
         if not output.quiet:

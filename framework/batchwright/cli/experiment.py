@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.cli.arms import Arm, check_one_backend, make_arms
-from batchwright.cli.options import EngineOptions, JobOptions, OutputOptions, StopOptions, WorkloadOptions
+from batchwright.cli.endpoints import check_endpoints, default_label
+from batchwright.cli.options import (
+    EngineOptions,
+    JobOptions,
+    OutputOptions,
+    SeedOptions,
+    StopOptions,
+    VerdictOptions,
+    WindowOptions,
+    WorkloadOptions,
+)
 from batchwright.cli.output import check_writable, make_console, show_progress
 from batchwright.cli.program import FAILED, INTERRUPTED, OK
 from batchwright.cli.workloads import make_workload
@@ -19,8 +29,13 @@ from batchwright.errors import ConfigError
 from batchwright.lab import Comparison, compare, format_report, print_report
 from batchwright.lab.executors import Task, choose_executor
 from batchwright.lab.experiment import run_tasks
+from batchwright.lab.family import Family
 from batchwright.lab.outputs import Outputs
+from batchwright.lab.repetition import in_order, parse_seeds, repeated
+from batchwright.lab.window import Window
 from batchwright.replay import DecisionRecorder
+
+_ONE_SEED, _USUAL = SeedOptions(), VerdictOptions()
 
 
 def run_experiment(
@@ -33,6 +48,10 @@ def run_experiment(
     explain: Path | None = None,
     job: JobOptions | None = None,
     outputs: Path | None = None,
+    *,
+    window: WindowOptions,
+    seeds: SeedOptions = _ONE_SEED,
+    verdicts: VerdictOptions = _USUAL,
 ) -> int:
     """Run the arms, print the report and write the files; returns the exit code.
 
@@ -46,12 +65,16 @@ def run_experiment(
     check_writable(outputs, "--outputs")
     job = job if job is not None else JobOptions()
     executor = choose_executor(job.executor, job.jobs)
+    which, counted = parse_seeds(seeds.seeds, engine.seed or 0), Window.parse(window.warmup, window.cooldown)
+    family = Family.parse(verdicts.level, verdicts.primary)
     arms = make_arms(texts, engine)
     if not texts[0]:  # run without an arm
-        arms = [replace(arms[0], label=arms[0].policy().name)]
+        arms = [replace(arms[0], label=default_label(arms[0]))]
     check_one_backend(arms)
     _check_one_engine(arms[0], {"--record": record, "--explain": explain, "--outputs": outputs})
-    rows = make_workload(workload, arms[0].config.backend, arms[0].plugins)
+    check_endpoints(arms, stop)
+    in_real_time = next((arm for arm in arms if arm.is_endpoint), arms[0])
+    rows = make_workload(workload, in_real_time.config.backend, arms[0].plugins)
     options: dict[str, Any] = {
         "declared": workload.declared_max_tokens,
         "respect_eos": workload.respect_eos,
@@ -69,15 +92,21 @@ def run_experiment(
                 engine.seed or 0,
                 options,
                 arm.origins,
-                _local(arm, stack, record, explain, outputs, collected) if executor.name == "serial" else {},
+                _local(arm, stack, record, explain, outputs, collected)
+                if executor.name == "serial" and not arm.is_endpoint
+                else {},
+                window=counted,
             )
             for arm in arms
         ]
+        if counted is not None:
+            counted.check(rows)
+        tasks = repeated(tasks, which, resample=seeds.resample)
         experiment = run_tasks(tasks, executor, progress)
-    runs, error = experiment.runs, experiment.error()
+    runs, error = in_order(experiment.runs, [arm.label for arm in arms]), experiment.error()
     if not runs and error is not None:
         raise error
-    comparison = compare(runs, seed=engine.seed or 0)
+    comparison = compare(runs, seed=engine.seed or 0, family=family, failures=experiment.failures)
     if not output.quiet:
         _print(comparison)
     if output.json_file is not None:
@@ -91,6 +120,13 @@ def run_experiment(
 
 
 def _check_one_engine(arm: Arm, files: dict[str, Path | None]) -> None:
+    if arm.is_endpoint:
+        for option, path in files.items():
+            if path is not None:
+                raise ConfigError(
+                    f"{option} {path}: it holds what an engine does, and {arm.config.backend} is an endpoint; leave "
+                    f"{option} out"
+                )
     if arm.config.replicas > 1:
         for option, path in files.items():
             if path is not None:

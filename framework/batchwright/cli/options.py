@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-ARM_FORMS = "NAME, NAME:param=value,..., path.py:Class[:param=value,...], or a config file (.yaml, .yml, .toml)"
+ARM_FORMS = (
+    "NAME, NAME:param=value,..., path.py:Class[:param=value,...], a config file (.yaml, .yml, .toml), or a running "
+    "server, http://HOST:PORT/v1[#MODEL]"
+)
 
 NoPlugin = Annotated[
     list[str] | None, typer.Option("--no-plugin", metavar="NAME", help="Leave an installed plugin out. Repeatable.")
@@ -53,6 +56,14 @@ class EngineOptions:
         int | None, typer.Option("--seed", metavar="N", help="Of prompts and of everything else drawn by chance.")
     ] = None
     no_plugin: NoPlugin = None
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header",
+            metavar="'NAME: VALUE'",
+            help="Send this header to endpoints; $VARIABLE in it is taken from the environment. Repeatable.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,65 @@ class StopOptions:
     max_steps: Annotated[int | None, typer.Option("--max-steps", metavar="N", help="Stop an arm after N steps.")] = None
     max_seconds: Annotated[
         float | None, typer.Option("--max-seconds", metavar="S", help="Stop an arm after S seconds of its clock.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """Which requests count."""
+
+    warmup: Annotated[
+        str | None,
+        typer.Option(
+            "--warmup",
+            metavar="S|N%",
+            help="Leave the first requests out of all metrics: those of the first S seconds, or N% of all. They run.",
+        ),
+    ] = None
+    cooldown: Annotated[
+        str | None,
+        typer.Option(
+            "--cooldown", metavar="S|N%", help="The same of the last: who arrives within S seconds of the last arrival."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class SeedOptions:
+    """How often each arm runs."""
+
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            help="Run every arm N times, each time with another seed; or 3,5,8: with these. Verdicts are over all.",
+        ),
+    ] = None
+    resample: Annotated[
+        bool,
+        typer.Option(
+            "--resample/--no-resample",
+            help="With several seeds: another workload for each (drawn again, or a trace in blocks), or one for all.",
+        ),
+    ] = True
+
+
+@dataclass(frozen=True)
+class VerdictOptions:
+    """How strict verdicts are."""
+
+    level: Annotated[
+        float | None,
+        typer.Option("--level", metavar="SHARE", help="How sure all intervals are together: 0.95 unless given."),
+    ] = None
+    primary: Annotated[
+        str | None,
+        typer.Option(
+            "--primary",
+            metavar="METRICS",
+            help="What it is about, as in mean_itl_ms,p99_ttft_ms: the others are tested more strictly.",
+        ),
     ] = None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from batchwright.cli.option_groups import takes_groups
-from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WorkloadOptions
+from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WindowOptions, WorkloadOptions
 
 
 @takes_groups
@@ -16,6 +16,7 @@ def run(
     engine: EngineOptions,
     workload: WorkloadOptions,
     stop: StopOptions,
+    window: WindowOptions,
     output: OutputOptions,
     arm: Annotated[str, typer.Argument(metavar="[ARM]", help="The policy, or a config file.", show_default=False)] = "",
     record: Annotated[
@@ -55,4 +56,6 @@ def run(
     """
     from batchwright.cli.experiment import run_experiment
 
-    raise typer.Exit(run_experiment([arm], engine, workload, stop, output, record, explain, outputs=outputs))
+    raise typer.Exit(
+        run_experiment([arm], engine, workload, stop, output, record, explain, outputs=outputs, window=window)
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import ComparisonError
-from batchwright.lab.bootstrap import Interval
 from batchwright.lab.compare import Comparison
+from batchwright.lab.interval import Interval
 from batchwright.lab.metrics import METRICS
 from batchwright.lab.run_record import RunLimits
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, NOT_TESTED, Verdict
@@ -37,7 +37,7 @@ class Agreement:
         verdicts: of the first and of the second backend.
         sign: ``agree`` or ``opposite`` (both backends show a difference), ``only the first``, ``only the second``
             (the other's interval holds 0, or it has none), ``neither``, ``no difference`` (the same in every
-            request, on both). A metric that is one number a run has no interval; its sign is that of the number.
+            request, on both). A metric that is one number of a single run has no interval; its sign is the number's.
         tested: both differences have an interval, or are none in every request. A sign without is a number's, and may
             be chance.
         overlap: whether the intervals have a value in common, as shares of each backend's own first arm (in the
@@ -94,7 +94,7 @@ class BackendsCompared:
         Raises:
             ComparisonError: there is none.
         """
-        arms = [run.arm for run in self.comparisons[0].runs[1:]]
+        arms = self.comparisons[0].arms[1:]
         wanted = arm if arm is not None else arms[0]
         for found in self.agreements:
             if (found.arm, found.metric) == (wanted, metric):
@@ -138,18 +138,20 @@ def compare_backends(first: Comparison, second: Comparison) -> BackendsCompared:
 
 
 def _check(first: Comparison, second: Comparison) -> None:
-    arms = [[run.arm for run in c.runs] for c in (first, second)]
+    arms = [c.arms for c in (first, second)]
     if arms[0] != arms[1]:
         raise ComparisonError(
             f"the backends ran different arms, {', '.join(arms[0])} and {', '.join(arms[1])}: run the same on both"
         )
     if len(arms[0]) < 2:
         raise ComparisonError(f"there is one arm, {arms[0][0]!r}: two are needed for a difference to agree on")
-    hashes = [c.runs[0].workload.get("hash") for c in (first, second)]
-    if hashes[0] != hashes[1]:
-        raise ComparisonError(
-            f"the backends ran different workloads, {hashes[0]} and {hashes[1]}: offer both the same one"
-        )
+    if first.seeds != second.seeds:
+        seeds = [", ".join(map(str, c.seeds)) for c in (first, second)]
+        raise ComparisonError(f"the backends ran different seeds, {seeds[0]} and {seeds[1]}: run the same on both")
+    hashes = [[run.workload.get("hash") for run in c.of(c.arms[0]).values()] for c in (first, second)]
+    for one, two in zip(*hashes, strict=True):
+        if one != two:
+            raise ComparisonError(f"the backends ran different workloads, {one} and {two}: offer both the same one")
 
 
 def _counts(verdict: Verdict) -> bool:
@@ -198,7 +200,8 @@ def _overlap(one: Interval | None, two: Interval | None) -> bool | None:
 
 
 def _notes(first: Comparison, second: Comparison) -> Iterator[str]:
-    for one, two in zip(first.runs, second.runs, strict=True):
+    for arm in first.arms:
+        one, two = (next(iter(c.of(arm).values())) for c in (first, second))
         differing = _differing(one.limits, two.limits)
         if differing:
             yield (
@@ -206,12 +209,13 @@ def _notes(first: Comparison, second: Comparison) -> Iterator[str]:
                 f"on {two.backend}: with --set the same on both, sizes explain no difference between the backends"
             )
             break
-    for one, two in zip(first.runs, second.runs, strict=True):
-        counts = [sum(r.status == "finished" for r in run.requests) for run in (one, two)]
+    for arm in first.arms:
+        runs = [list(c.of(arm).values()) for c in (first, second)]
+        counts = [sum(r.status == "finished" for run in of for r in run.requests) for of in runs]
         if counts[0] != counts[1]:
             yield (
-                f"{one.arm} finished {counts[0]} requests on {one.backend} and {counts[1]} on {two.backend}: latencies "
-                "are of different requests"
+                f"{arm} finished {counts[0]} requests on {runs[0][0].backend} and {counts[1]} on {runs[1][0].backend}: "
+                "latencies are of different requests"
             )
 
 

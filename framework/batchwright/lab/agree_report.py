@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from batchwright.lab.agree import AGREE, ALIKE, NEITHER, ONLY_FIRST, ONLY_SECOND, OPPOSITE, Agreement, BackendsCompared
-from batchwright.lab.bootstrap import LEVEL
 from batchwright.lab.metrics import METRICS, Metric
-from batchwright.lab.report import SHOWN
+from batchwright.lab.shown import SHOWN
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
 
 _STYLES = {AGREE: "green", OPPOSITE: "red"}
@@ -44,11 +43,15 @@ def print_agreement(compared: BackendsCompared, console: Console | None = None) 
     first = compared.comparisons[0]
     base = first.runs[0]
     parts: list[RenderableType] = [_header(compared)]
-    for run in first.runs[1:]:
-        found = [a for a in compared.agreements if a.arm == run.arm]
-        title = Text(f"{run.arm} - {base.arm}", style="bold")
+    for arm in first.arms[1:]:
+        found = [a for a in compared.agreements if a.arm == arm]
+        title = Text(f"{arm} - {base.arm}", style="bold")
         parts += [Padding(title, (1, 0, 0, 0)), _table(compared.backends, found)]
-    note = f"Differences in percent of {base.arm}, with {LEVEL:.0%} intervals of each backend's own run."
+    runs = "own run" if len(first.seeds) == 1 else f"own {len(first.seeds)} seeds"
+    note = (
+        f"Differences in percent of {base.arm}, with intervals of each backend's {runs}, which hold all together with "
+        f"{first.family.level:.0%}."
+    )
     parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
     closing = Table.grid(padding=(0, 1))
     for line in _closing(compared):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.errors import ExperimentError
+from batchwright.lab.closing import Failure
+from batchwright.lab.endpoint.servers import Servers
 from batchwright.lab.executors.executor import Executor, Keep, Outcome
 from batchwright.lab.executors.task import Task
 from batchwright.lab.run_record import RunRecord
@@ -32,6 +34,15 @@ class Experiment:
     def runs(self) -> list[RunRecord]:
         """Records of the runs that did not fail, in the order of the tasks."""
         return [outcome.run for outcome in self.outcomes if outcome.run is not None]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The runs that failed, in words."""
+        return [
+            Failure(outcome.task.arm, outcome.task.seed, f"{type(outcome.error).__name__}: {outcome.error}")
+            for outcome in self.outcomes
+            if outcome.error is not None
+        ]
 
     @property
     def was_interrupted(self) -> bool:
@@ -63,7 +74,7 @@ def run_tasks(
     keep: Keep | None = None,
     saved: SavedRuns | None = None,
 ) -> Experiment:
-    """Run all tasks; one that fails stops no other.
+    """Run all tasks; one that fails stops no other. Endpoints are asked first whether they are there.
 
     Args:
         tasks: what to run.
@@ -78,6 +89,8 @@ def run_tasks(
         OSError: a run cannot be written down.
         KeyboardInterrupt: it came before anything was done.
     """
+    servers = Servers.ask(task.config for task in tasks)
+    tasks = servers.with_vocabulary(tasks)
     outcomes: dict[int, Outcome] = {}
     counted = progress if len({task.title for task in tasks}) < len(tasks) or any(t.point for t in tasks) else None
     places = {id(task): place for place, task in enumerate(tasks)}
@@ -99,7 +112,12 @@ def run_tasks(
         for task in tasks:
             run = saved.find(task)
             if run is not None:
+                run.window = task.window
                 take(Outcome(task, run))
+    for place, task in enumerate(tasks):
+        error = servers.error(task.config)
+        if error is not None and place not in outcomes:
+            take(Outcome(task, error=error))
     rest = [task for place, task in enumerate(tasks) if place not in outcomes]
     if rest:
         try:

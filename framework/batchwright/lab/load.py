@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.step_records import column
+from batchwright.lab.window import measured
 
 GROWTH = 1.5
 """Backlog in the last quarter of the arrivals over that in the first, from which on it counts as growing."""
@@ -19,14 +22,14 @@ CONTENTION = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of one run.
+    """The load of one run, or the mean of several.
 
     Attributes:
-        waited: share of steps after which somebody waited.
-        kv_full: share of steps that evicted somebody, or left fewer free blocks than an average prompt takes.
+        waited: share of steps after which somebody waited; of a run with a window, of the steps in it.
+        kv_full: share of steps that evicted somebody, or left fewer free blocks than an average prompt takes; likewise.
         utilization: estimated share of the arm's capacity, of all its replicas, that the workload asks for; None where
             it cannot be told.
-        overloaded: a backlog built up and was never worked off while requests arrived.
+        overloaded: a backlog built up and was never worked off while requests arrived; of several runs, in most.
         arrival_span_s: seconds between the first and the last arrival.
     """
 
@@ -40,12 +43,27 @@ class Load:
     def of(cls, run: RunRecord) -> Load:
         """The load of a run."""
         arrivals = [r.arrival_ns for r in run.requests]
+        counted = measured(run)
         return cls(
-            waited=_share(column(run.steps, "num_waiting") > 0),
-            kv_full=_kv_full(run),
+            waited=_share(column(counted.steps, "num_waiting") > 0),
+            kv_full=_kv_full(counted),
             utilization=_utilization(run),
             overloaded=_overloaded(run),
             arrival_span_s=(max(arrivals) - min(arrivals)) / 1e9 if arrivals else 0.0,
+        )
+
+    @classmethod
+    def mean(cls, loads: Sequence[Load]) -> Load:
+        """Of the runs of several seeds."""
+        if len(loads) == 1:
+            return loads[0]
+        known = [load.utilization for load in loads if load.utilization is not None]
+        return cls(
+            waited=fmean(load.waited for load in loads),
+            kv_full=fmean(load.kv_full for load in loads),
+            utilization=fmean(known) if known else None,
+            overloaded=sum(load.overloaded for load in loads) * 2 > len(loads),
+            arrival_span_s=fmean(load.arrival_span_s for load in loads),
         )
 
 
@@ -55,7 +73,7 @@ def _share(flags: NDArray[np.bool_]) -> float:
 
 def _kv_full(run: RunRecord) -> float:
     lengths = [r.num_prompt_tokens for r in run.requests if r.status != "refused"]
-    if not lengths:
+    if not lengths or not run.steps:
         return 0.0
     prompt_blocks = -(-sum(lengths) // (len(lengths) * run.limits.block_size))
     return _share((column(run.steps, "num_preempted") > 0) | (column(run.steps, "free_blocks") < prompt_blocks))

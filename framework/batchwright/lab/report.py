@@ -12,32 +12,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from batchwright.lab.bootstrap import LEVEL
-from batchwright.lab.compare import Comparison
+from batchwright.lab.compare import PRIMARY_MARK, Comparison
 from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.settings import differing_settings
+from batchwright.lab.shown import shown_metrics
 from batchwright.lab.verdict import BETTER, NOT_TESTED, WORSE, Verdict
-from batchwright.lab.wording import number, size
+from batchwright.lab.window import measured
+from batchwright.lab.wording import NONE, number, size
 from batchwright.predictor import NO_PREDICTIONS
-
-SHOWN = (
-    *(f"{kind}_{latency}_ms" for latency in ("ttft", "itl", "tpot", "e2el") for kind in ("mean", "median", "p99")),
-    "request_throughput",
-    "output_throughput",
-    "request_goodput",
-    "completed",
-    "num_refused",
-    "num_unfinished",
-    "num_failed",
-    "num_aborted",
-    "num_tpot_undefined",
-    "num_preemptions",
-    "recompute_tax",
-    "cache_hit_rate",
-    "busy_imbalance",
-)
-"""Metrics of the table; the JSON has all."""
 
 OF_REPLICAS = {
     "Requests": Metric("num_requests", "Requests", None, 0),
@@ -58,7 +41,7 @@ LIMITS = (
     "num_blocks",
     "block_size",
 )
-"""Sizes of the header, as far as arms share them."""
+"""Sizes of the header, as far as somebody gave them and arms share them."""
 
 _IF_NOT_ZERO = {"num_aborted", "num_tpot_undefined"}
 _STYLES = {BETTER: "green", WORSE: "red"}
@@ -85,45 +68,96 @@ def print_report(comparison: Comparison, console: Console | None = None) -> None
         console: where to; standard output by default.
     """
     console = console if console is not None else Console(highlight=False)
-    parts: list[RenderableType] = [*_header(comparison.runs), _table(comparison), *_replicas(comparison)]
+    parts: list[RenderableType] = [*_header(comparison), _table(comparison), *_replicas(comparison)]
     if comparison.verdicts:
-        note = f"Differences are to {comparison.runs[0].arm}; intervals by paired block bootstrap over requests."
-        parts.append(Text(note, style="dim"))
+        parts.append(Text(comparison.method, style="dim"))
     closing = Table.grid(padding=(0, 1))
     for line in comparison.closing:
         closing.add_row("*", Text(line))
     console.print(Group(*parts, closing))
 
 
-def _header(runs: Sequence[RunRecord]) -> Iterator[RenderableType]:
-    base = runs[0]
-    workload = base.workload
-    speedup = f", --speedup {workload['speedup']:g}" if workload.get("speedup", 1) != 1 else ""
-    requests = workload.get("num_requests", len(base.requests))
-    limits = [{name: getattr(run.limits, name) for name in LIMITS} for run in runs]
-    common = [f"{name} {_value(limits[0][name])}" for name in LIMITS if all(x[name] == limits[0][name] for x in limits)]
+def _header(comparison: Comparison) -> Iterator[RenderableType]:
+    runs = [next(iter(comparison.of(arm).values())) for arm in comparison.arms]
+    engines = [run for run in runs if not run.is_endpoint]
+    limits = _limits(engines)
     predictions = [run.predictions for run in runs]
     grid = Table.grid(padding=(0, 1))
     for name, value in (
-        ("workload", f"{workload.get('name', '?')} ({requests} requests{speedup}, hash {workload.get('hash', '?')})"),
-        ("backend", _one([run.backend + ("" if run.virtual_time else ", real time") for run in runs], runs)),
+        ("workload", _workload(comparison)),
+        *([("seeds", _seeds(comparison))] if len(comparison.seeds) > 1 else []),
+        *([("counted", _window(runs[0]))] if runs[0].window is not None else []),
+        ("backend", _one([_backend(run) for run in runs], runs)),
         ("max_tokens", _one([run.declared_max_tokens for run in runs], runs)),
         *([("predicted", _one(predictions, runs))] if set(predictions) != {NO_PREDICTIONS} else []),
         *([("fleet", _one([_fleet(run) for run in runs], runs))] if any(map(_has_router, runs)) else []),
-        ("limits", ", ".join(common)),
+        *([("limits", limits)] if limits else []),
         *([("leapt", _one([_leapt(run) for run in runs], runs))] if any(run.num_leapt for run in runs) else []),
     ):
         grid.add_row(Text(name, style="dim"), Text(value))
     yield grid
-    differing = {name: values for name, values in differing_settings(runs).items() if name != "backend"}
+    differing = _differing(runs)
     if differing:
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column(Text("arms differ in"))
         for run in runs:
             table.add_column(_heading(run.arm), overflow="fold")
         for name, values in differing.items():
-            table.add_row(Text(name), *(Text(_value(v)) for v in values))
+            table.add_row(Text(name), *(Text(_setting(run, name, v)) for run, v in zip(runs, values, strict=True)))
         yield Padding(table, (1, 0, 0, 0))
+
+
+def _differing(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
+    """Settings in which arms differ; not the parameters that only another policy has and nobody gave."""
+    given = {name for run in runs for name in run.given or ()}
+    known = all(run.given is not None for run in runs)
+    return {
+        name: values
+        for name, values in differing_settings(runs).items()
+        if name != "backend" and not (known and name.startswith("policy.") and None in values and name not in given)
+    }
+
+
+def _workload(comparison: Comparison) -> str:
+    base = comparison.of(comparison.arms[0])
+    workload = next(iter(base.values())).workload
+    speedup = f", --speedup {workload['speedup']:g}" if workload.get("speedup", 1) != 1 else ""
+    found = {str(run.workload.get("hash", "?")) for run in base.values()}
+    which = f"hash {found.pop()}" if len(found) == 1 else "drawn anew for each seed"
+    numbers = [len(run.requests) for run in base.values()]
+    requests = f"{numbers[0]}" if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
+    return f"{workload.get('name', '?')} ({requests} requests{speedup}, {which})"
+
+
+def _seeds(comparison: Comparison) -> str:
+    seeds = comparison.seeds
+    in_a_row = seeds == tuple(range(seeds[0], seeds[0] + len(seeds)))
+    which = f"{seeds[0]} to {seeds[-1]}" if in_a_row and len(seeds) > 2 else ", ".join(map(str, seeds))
+    return f"{len(seeds)} ({which}); figures are means over them"
+
+
+def _window(run: RunRecord) -> str:
+    left = len(measured(run).requests)
+    return f"{left} of {len(run.requests)} requests: {run.window} are left out"
+
+
+def _limits(engines: Sequence[RunRecord]) -> str:
+    """The sizes that somebody gave and arms share; all of them where it is not known what was given."""
+    if not engines:
+        return ""
+    first = engines[0].limits
+    return ", ".join(
+        f"{name} {_value(getattr(first, name))}"
+        for name in LIMITS
+        if all(getattr(run.limits, name) == getattr(first, name) for run in engines)
+        and any(run.given is None or name in run.given for run in engines)
+    )
+
+
+def _backend(run: RunRecord) -> str:
+    if run.is_endpoint:
+        return f"{run.backend}, an endpoint: latencies include HTTP"
+    return run.backend if run.virtual_time else f"{run.backend}, real time"
 
 
 def _has_router(run: RunRecord) -> bool:
@@ -151,26 +185,32 @@ def _leapt(run: RunRecord) -> str:
     return f"{run.num_leapt / len(run.steps):.0%} of {len(run.steps):,} steps" if run.steps else "no step"
 
 
+def _setting(run: RunRecord, name: str, value: Any) -> str:
+    """A setting of an arm; engines and endpoints have not each other's."""
+    lacks = value is None and run.is_endpoint is not name.startswith("endpoint.")
+    return NONE if lacks else _value(value)
+
+
 def _value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
 def _table(comparison: Comparison) -> RenderableType:
-    runs = comparison.runs
+    arms = comparison.arms
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
-    for run in runs:
-        table.add_column(_heading(run.arm), justify="right", overflow="fold")
+    for arm in arms:
+        table.add_column(_heading(arm), justify="right", overflow="fold")
     verdicts = {(v.arm, v.metric): v for v in comparison.verdicts}
-    pair = len(runs) == 2
+    pair = len(arms) == 2
     if pair:
-        table.add_column(f"difference [{LEVEL:.0%} interval]", overflow="fold")
-    for name in SHOWN:
-        metric = METRICS[name]
-        values = [comparison.summaries[run.arm][name] for run in runs]
+        table.add_column(Text("difference [interval]"), overflow="fold")
+    for metric in shown_metrics(comparison.metrics.metrics):
+        name = metric.name
+        values = [comparison.summaries[arm][name] for arm in arms]
         if (name in _IF_NOT_ZERO and not any(values)) or all(v is None for v in values):
             continue
-        found = [verdicts.get((run.arm, name)) for run in runs]
+        found = [verdicts.get((arm, name)) for arm in arms]
         cells = [Text(number(metric, value)) for value in values]
         if pair:
             cells.append(_said(metric, found[1]))
@@ -178,7 +218,8 @@ def _table(comparison: Comparison) -> RenderableType:
             for cell, verdict in zip(cells, found, strict=True):
                 if verdict is not None and verdict.difference:
                     cell.append("\n").append_text(_said(metric, verdict, interval=False))
-        table.add_row(Text(metric.label), *cells)
+        mark = f" {PRIMARY_MARK}" if name in comparison.family.primary and any(v and v.interval for v in found) else ""
+        table.add_row(Text(metric.label + mark), *cells)
     return Padding(table, (1, 0, 1, 0))
 
 

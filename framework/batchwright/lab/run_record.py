@@ -11,6 +11,7 @@ from typing import Any
 from batchwright.errors import WorkloadError
 from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
 from batchwright.lab.step_records import StepRecords
+from batchwright.lab.window import Window
 from batchwright.predictor import NO_PREDICTIONS
 from batchwright.version import RECORD_VERSION
 
@@ -22,6 +23,8 @@ class RunLimits:
     Attributes:
         max_num_seqs, max_num_batched_tokens, max_num_residents, max_model_len: as in ``batchwright.limits.Limits``.
         num_blocks, block_size: the KV pool.
+
+    Those of an endpoint are its server's, and 0 where that does not say them.
     """
 
     max_num_seqs: int
@@ -47,15 +50,18 @@ class RunRecord:
         virtual_time: whether the clock was a simulator's.
         offered: what was asked, in order of arrival.
         requests: what became of each, in the same order.
-        steps: every step.
+        steps: every step; none of an endpoint.
         batches: a 64-bit fingerprint of each step's batch (which requests, in which order, how many tokens each),
             equal in different runs of one workload where the batches are.
         events: what detectors reported, as they came.
         notes: what the backend says a reader should know, in sentences.
         duration_ns: from the start of the run to its end.
-        stopped: None when it ran to its end; else ``interrupted``, ``max_steps`` or ``max_seconds``.
+        stopped: None when it ran to its end; else ``interrupted``, ``max_steps``, ``max_seconds`` or ``server_lost``
+            (an endpoint answered no more).
         version: of the schema.
         seed: of what was drawn for the run: prompts, noise, arrivals. Runs of one seed are paired.
+        given: names of the settings that somebody gave; None: not known. The others follow from these.
+        window: which requests count, where some are left out as warm-up or cool-down.
         num_leapt: steps that a simulator took several at once; the other fields are the same without it, so it is not
             in files, and equal records may differ in it.
     """
@@ -78,13 +84,24 @@ class RunRecord:
     duration_ns: int = 0
     stopped: str | None = None
     seed: int = 0
+    given: list[str] | None = None
+    window: Window | None = None
     version: int = RECORD_VERSION
     num_leapt: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            self.window = Window(*self.window)  # files hold a list
 
     @property
     def num_replicas(self) -> int:
         """Replicas of the fleet that ran it; 1 where there was none."""
         return int(self.settings.get("replicas", 1))
+
+    @property
+    def is_endpoint(self) -> bool:
+        """Whether a server elsewhere ran it: its steps, queue and blocks are then not known, and there are no steps."""
+        return "endpoint" in self.settings
 
     @property
     def duration_s(self) -> float:
@@ -105,8 +122,10 @@ class RunRecord:
             "duration_s": self.duration_s,
             "stopped": self.stopped,
             "seed": self.seed,
+            "window": None if self.window is None else list(self.window),
             "limits": {name: getattr(self.limits, name) for name in RunLimits.__slots__},
             "settings": self.settings,
+            "given": self.given,
             "events": self.events,
             "notes": self.notes,
             "offered": [o.to_json() for o in self.offered],
@@ -148,6 +167,8 @@ class RunRecord:
                 duration_ns=round(value["duration_s"] * 1e9),
                 stopped=value["stopped"],
                 seed=value.get("seed", 0),  # as of predictions
+                given=value.get("given"),
+                window=value.get("window"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise WorkloadError(f"not a run record of version {RECORD_VERSION}: {error!r}") from None

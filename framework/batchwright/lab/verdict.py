@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from batchwright.lab.bootstrap import Interval, PairedBootstrap
-from batchwright.lab.metrics import METRICS, PERCENTILES, Metric
-from batchwright.lab.run_record import RunRecord
-from batchwright.lab.samples import LATENCIES, Samples, latency_samples, met_slo
-from batchwright.lab.summary import Summary
+from batchwright.lab.bootstrap import FEWER_RESAMPLES, MIN_REQUESTS, NUM_RESAMPLES, BlockBootstrap
+from batchwright.lab.evidence import Evidence
+from batchwright.lab.family import Family
+from batchwright.lab.interval import Interval, interval_of_draws, interval_of_seeds
+from batchwright.lab.metrics import METRICS, QUANTILES, Metric
 
 NO_DIFFERENCE = "no difference"
 NOT_SHOWN = "no difference shown"
@@ -20,6 +22,8 @@ BETTER = "better"
 WORSE = "worse"
 NOT_TESTED = "not tested"
 UNDEFINED = "undefined"
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,13 @@ class Verdict:
     Attributes:
         arm: which arm.
         metric: name of the metric.
-        base, value: of the first arm, and of this one; None: undefined there.
+        base, value: of the first arm, and of this one; of several seeds the mean. None: undefined there.
         difference: ``value - base``.
         interval: of the difference; None where there is none.
         words: ``no difference`` (the same in every request), ``better`` or ``worse`` (the interval leaves out 0),
-            ``no difference shown`` (it holds 0, or requests are too few), ``not tested`` (one number a run: it differs,
-            and there is no interval), ``undefined`` (in one arm at least).
+            ``no difference shown`` (it holds 0, or requests or seeds are too few), ``not tested`` (one number of a
+            single run: it differs, and there is no interval), ``undefined`` (in one arm at least).
+        num_seeds: pairs of runs that it comes from.
     """
 
     arm: str
@@ -44,6 +49,7 @@ class Verdict:
     difference: float | None
     interval: Interval | None
     words: str
+    num_seeds: int = 1
 
     @property
     def relative(self) -> float | None:
@@ -62,6 +68,8 @@ class Verdict:
             "high": self.interval and self.interval.high,
             "relative_low": self.interval and self.interval.relative_low,
             "relative_high": self.interval and self.interval.relative_high,
+            "level": self.interval and self.interval.level,
+            "num_seeds": self.num_seeds,
             "verdict": self.words,
         }
 
@@ -70,64 +78,162 @@ class Judge:
     """Compares arms with the first one; draws the bootstrap's blocks once for all of them.
 
     Args:
-        base: the first arm.
-        summary: of it.
+        base: the first arm's runs, by seed.
+        family: how strict each test is.
+        num_arms: arms that will be compared with the first.
         seed: of the bootstrap.
+        metrics: to judge, by name.
     """
 
-    def __init__(self, base: RunRecord, summary: Summary, seed: int = 0) -> None:
-        self._summary = summary
-        self._samples = _samples(base)
-        self._bootstrap = PairedBootstrap(len(base.requests), seed)
+    def __init__(
+        self,
+        base: Mapping[int, Evidence],
+        family: Family,
+        num_arms: int = 1,
+        seed: int = 0,
+        metrics: Mapping[str, Metric] = METRICS,
+    ) -> None:
+        self._base = base
+        self._metrics = metrics
+        self._family = family
+        self._num_arms = num_arms
+        self._seed = seed
+        self._drawn: dict[int, dict[str, Floats]] = {}
 
-    def verdicts(self, run: RunRecord, summary: Summary) -> list[Verdict]:
-        """A verdict on each metric, in the order of ``METRICS``."""
-        samples = _samples(run)
-        tested = dict(self._intervals(samples))
-        return [self._verdict(run.arm, metric, summary, tested) for metric in METRICS.values()]
+    def verdicts(self, arm: str, runs: Mapping[int, Evidence]) -> list[Verdict]:
+        """A verdict on each metric, in their order.
+
+        Args:
+            arm: its name.
+            runs: by seed; each has a run of the first arm to be paired with. Seeds that gave the very same runs as
+                another count once.
+        """
+        pairs = _distinct([(self._base[seed], run) for seed, run in runs.items()])
+        several = len(pairs) > 1
+        draws = [self._draws(base, other, several) for base, other in pairs]
+        tested = self._tested(pairs, several)
+        levels = self._family.levels(tested, self._num_arms, self._metrics)
+        return [self._verdict(arm, metric, pairs, draws, levels.get(metric.name)) for metric in self._metrics.values()]
 
     def _verdict(
-        self, arm: str, metric: Metric, summary: Summary, tested: dict[str, tuple[bool, Interval | None]]
+        self,
+        arm: str,
+        metric: Metric,
+        pairs: Sequence[tuple[Evidence, Evidence]],
+        draws: Sequence[tuple[dict[str, Floats], dict[str, Floats]]],
+        level: float | None,
     ) -> Verdict:
-        base, value = self._summary[metric.name], summary[metric.name]
-        if base is None or value is None:
-            words = NO_DIFFERENCE if base is value else UNDEFINED
-            return Verdict(arm, metric.name, base, value, None, None, words)
-        same, interval = tested.get(metric.name, (base == value, None))
-        if same:
-            return Verdict(arm, metric.name, base, value, value - base, None, NO_DIFFERENCE)
-        if metric.name not in tested or metric.better is None:
-            words = NOT_TESTED
-        elif interval is None or interval.low <= 0 <= interval.high:
-            words = NOT_SHOWN
-        else:
-            words = BETTER if (interval.low > 0) == (metric.better == "higher") else WORSE
-        return Verdict(arm, metric.name, base, value, value - base, interval, words)
+        name = metric.name
+        known = [
+            place
+            for place, (base, other) in enumerate(pairs)
+            if base.summary[name] is not None and other.summary[name] is not None
+        ]
+        one, two = ([pair[which].summary[name] for pair in pairs] for which in (0, 1))
+        if not known:
+            words = NO_DIFFERENCE if one == two else UNDEFINED
+            return Verdict(arm, name, _mean(one), _mean(two), None, None, words, len(pairs))
+        base, value = _mean([one[k] for k in known]), _mean([two[k] for k in known])
+        assert base is not None and value is not None
+        same = all(_same(name, *pairs[k]) for k in known)
+        found = None if same or level is None else self._interval(name, pairs, draws, known, base, level)
+        words = NO_DIFFERENCE if same else _words(metric, found, level is not None)
+        return Verdict(arm, name, base, value, value - base, found, words, len(known))
 
-    def _intervals(self, samples: dict[str, Samples]) -> Iterator[tuple[str, tuple[bool, Interval | None]]]:
-        """For each metric that can be tested: whether it is the same in every request, and else the interval."""
-        quantiles = {"median": 0.5, **{f"p{p}": p / 100 for p in PERCENTILES}}
-        for latency in LATENCIES:
-            base, other = self._samples[latency], samples[latency]
-            if not len(base) or not len(other):
-                continue
-            if _same(base, other):
-                for kind in ("mean", *quantiles):
-                    yield f"{kind}_{latency}_ms", (True, None)
-                continue
-            yield f"mean_{latency}_ms", (False, self._bootstrap.mean_interval(base, other))
-            found = self._bootstrap.quantile_intervals(base, other, tuple(quantiles.values()))
-            for kind, interval in zip(quantiles, found, strict=True):
-                yield f"{kind}_{latency}_ms", (False, interval)
-        base, other = self._samples["goodput"], samples["goodput"]
-        yield "request_goodput", (_same(base, other), self._bootstrap.total_interval(base, other))
+    def _interval(
+        self,
+        name: str,
+        pairs: Sequence[tuple[Evidence, Evidence]],
+        draws: Sequence[tuple[dict[str, Floats], dict[str, Floats]]],
+        known: Sequence[int],
+        base: float,
+        level: float,
+    ) -> Interval | None:
+        first = pairs[known[0]][0]
+        if len(known) == 1:
+            one, two = draws[known[0]]
+            if name not in one or name not in two or first.num_requests < MIN_REQUESTS:
+                return None
+            return interval_of_draws(one[name], two[name], first.num_blocks, level)
+        differences = [_number(pairs[k][1], name) - _number(pairs[k][0], name) for k in known]
+        spread = [_spread(draws[k][0].get(name), draws[k][1].get(name)) for k in known]
+        within = [v for v in spread if v is not None]
+        num_blocks = min(pairs[k][0].num_blocks for k in known)
+        return interval_of_seeds(differences, within if len(within) == len(known) else None, num_blocks, base, level)
+
+    def _tested(self, pairs: Sequence[tuple[Evidence, Evidence]], several: bool) -> list[str]:
+        """Metrics that can get an interval: those that are better one way; of single runs, with a value a request."""
+        return [
+            name
+            for name, metric in self._metrics.items()
+            if metric.better is not None
+            and any(base.summary[name] is not None and (several or name in base.samples_of) for base, _ in pairs)
+        ]
+
+    def _draws(self, base: Evidence, other: Evidence, several: bool) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """Every tested statistic of both runs, on the same draws of blocks."""
+        if base.num_requests < MIN_REQUESTS:
+            return {}, {}
+        num = FEWER_RESAMPLES if several else NUM_RESAMPLES
+        seeds = (self._seed, base.seed) if several else (self._seed,)
+        blocks = BlockBootstrap(base.num_requests, *seeds, num_resamples=num)
+        if base.seed not in self._drawn or len(next(iter(self._drawn[base.seed].values()), ())) != num:
+            self._drawn[base.seed] = _statistics(base, blocks)
+        return self._drawn[base.seed], _statistics(other, blocks)
 
 
-def _same(base: Samples, other: Samples) -> bool:
-    return np.array_equal(base.values, other.values) and np.array_equal(base.owners, other.owners)
+def _statistics(run: Evidence, blocks: BlockBootstrap) -> dict[str, Floats]:
+    found: dict[str, Floats] = {}
+    for sampled in run.sampled:
+        names, samples = sampled.names, sampled.samples
+        if "total" in names:
+            found[names["total"]] = blocks.totals(samples)
+        if "mean" in names:
+            found[names["mean"]] = blocks.means(samples)
+        kinds = [kind for kind in QUANTILES if kind in names]
+        drawn = blocks.quantiles(samples, [QUANTILES[kind] for kind in kinds]) if kinds else []
+        found |= {names[kind]: values for kind, values in zip(kinds, drawn, strict=True)}
+    return found
 
 
-def _samples(run: RunRecord) -> dict[str, Samples]:
-    met = np.array([met_slo(r) for r in run.requests], dtype=np.float64)
-    rates = met / run.duration_s if run.duration_ns else met
-    return {**latency_samples(run), "goodput": Samples(rates, np.arange(len(met), dtype=np.int64))}
+def _words(metric: Metric, interval: Interval | None, is_tested: bool) -> str:
+    if not is_tested:
+        return NOT_TESTED
+    if interval is None or interval.low <= 0 <= interval.high:
+        return NOT_SHOWN
+    return BETTER if (interval.low > 0) == (metric.better == "higher") else WORSE
+
+
+def _distinct(pairs: Sequence[tuple[Evidence, Evidence]]) -> list[tuple[Evidence, Evidence]]:
+    """Without pairs that repeat an earlier one: nothing varied with their seed, and they tell nothing new."""
+    found = {(base.fingerprint, other.fingerprint): (base, other) for base, other in reversed(pairs)}
+    return list(reversed(found.values()))
+
+
+def _same(name: str, base: Evidence, other: Evidence) -> bool:
+    one, two = base.samples_of.get(name), other.samples_of.get(name)
+    if one is None or two is None:
+        return bool(base.summary[name] == other.summary[name])
+    return np.array_equal(one.values, two.values) and np.array_equal(one.owners, two.owners)
+
+
+def _spread(base: Floats | None, other: Floats | None) -> float | None:
+    """Variance of the difference over the draws; None where there are none, or it is undefined in many."""
+    if base is None or other is None:
+        return None
+    differences = other - base
+    differences = differences[np.isfinite(differences)]
+    return float(differences.var()) if len(differences) >= 0.99 * len(base) else None
+
+
+def _number(run: Evidence, name: str) -> float:
+    value = run.summary[name]
+    assert value is not None
+    return value
+
+
+def _mean(values: Sequence[float | int | None]) -> float | int | None:
+    known = [v for v in values if v is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    return fmean(known)

@@ -9,8 +9,11 @@ NONE = "-"
 
 
 def number(metric: Metric, value: float | int | None) -> str:
-    """A value of a metric as tables show it; ``-`` where it is undefined."""
-    return NONE if value is None else f"{value * metric.scale:,.{metric.decimals}f}"
+    """A value of a metric as tables show it; ``-`` where it is undefined. A mean of counts has a decimal."""
+    if value is None:
+        return NONE
+    decimals = metric.decimals or (1 if value != int(value) else 0)
+    return f"{value * metric.scale:,.{decimals}f}"
 
 
 def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> str:
@@ -22,16 +25,23 @@ def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> s
         return NONE
     if verdict.words == NO_DIFFERENCE or (verdict.words == NOT_SHOWN and not interval):
         return ""
-    if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
-        one = f"{verdict.difference * metric.scale:+,.{metric.decimals}f}"
-    else:
-        one = f"{percent(verdict.relative)}%"
     found = verdict.interval if interval else None
-    if found is None or found.relative_low is None or found.relative_high is None:
+    if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
+        one, unit = _change(metric, verdict.difference), ""
+        said = [] if found is None else [_change(metric, end) for end in (found.low, found.high)]
+    else:
+        one, unit = f"{percent(verdict.relative)}%", "%"
+        ends = (None, None) if found is None else (found.relative_low, found.relative_high)
+        said = [percent(end) for end in ends if end is not None]
+    if len(said) < 2:
         return one
-    low, high = percent(found.relative_low), percent(found.relative_high)
     # Where nothing is shown, the interval is all there is to say: a single size would be read as one.
-    return f"[{low}%, {high}%]" if verdict.words == NOT_SHOWN else f"{one} [{low}, {high}]"
+    return f"[{said[0]}{unit}, {said[1]}{unit}]" if verdict.words == NOT_SHOWN else f"{one} [{said[0]}, {said[1]}]"
+
+
+def _change(metric: Metric, by: float) -> str:
+    decimals = metric.decimals or (1 if by != int(by) else 0)
+    return f"{by * metric.scale:+,.{decimals}f}"
 
 
 def percent(share: float) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.config import EngineConfig
 from batchwright.lab.runner import Progress, run_arm
+from batchwright.lab.settings import given_settings
+from batchwright.lab.window import Window
 from batchwright.lab.workload import Workload
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class Task:
         origins: where the config's values come from.
         local: options that stay in this process, such as objects that observe; executors that leave it refuse them.
         point: what tells it from other runs of its arm, in words: the point of a sweep, say.
+        window: which requests count; it changes nothing of the run itself.
     """
 
     arm: str
@@ -37,6 +40,7 @@ class Task:
     origins: Mapping[str, str] = field(default_factory=dict)
     local: Mapping[str, Any] = field(default_factory=dict)
     point: str = ""
+    window: Window | None = None
 
     @property
     def label(self) -> str:
@@ -54,7 +58,7 @@ class Task:
         Raises:
             BatchwrightError: see ``run_arm``.
         """
-        return run_arm(
+        run = run_arm(
             self.config,
             self.workload,
             arm=self.arm,
@@ -64,6 +68,8 @@ class Task:
             **self.options,
             **self.local,
         )
+        run.window, run.given = self.window, given_settings(self.config)
+        return run
 
     def _told(self, progress: Progress) -> Progress:
         def report(_: str, done: int, total: int) -> None:

@@ -1,0 +1,67 @@
+"""The workload of a seed: a synthetic one drawn again, a trace put together anew from blocks of itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from batchwright.errors import BatchwrightError, WorkloadError
+from batchwright.lab.resampling import resampled
+from batchwright.lab.sessions import sessions_of
+from batchwright.lab.workload import Workload
+
+NUM_BLOCKS = 30
+"""Blocks that a trace is cut into: long enough for the bursts and queues in them, as the blocks of the verdicts."""
+
+_SYNTHETIC = "synthetic:"
+_SEED = re.compile(r"(?<=[:,])\s*seed\s*=\s*(\d+)\s*")
+
+
+def varied(workload: Workload, seed: int) -> Workload:
+    """Another workload of the same kind; equal seeds give equal ones.
+
+    A synthetic one is drawn again, with the seed added to its own. Any other, and one that was cut or merged since it
+    was drawn, is put together from blocks of sessions that follow each other (see
+    :func:`~batchwright.lab.resampling.resampled`), each a thirtieth of it.
+
+    Raises:
+        WorkloadError: its rows are read lazily.
+    """
+    if not isinstance(workload.rows, tuple):
+        raise WorkloadError(
+            f"workload {workload.name!r} is read lazily, and cannot be drawn anew: read it as a whole, or leave its "
+            "arrivals as they are (--no-resample)"
+        )
+    again = _drawn_again(workload, seed)
+    if again is not None:
+        return again
+    block = -(-len(sessions_of(workload.rows)) // NUM_BLOCKS)
+    return replace(resampled(workload, seed, block=max(1, block)), name=workload.name)
+
+
+def _drawn_again(workload: Workload, seed: int) -> Workload | None:
+    """A synthetic workload with another seed; None where it is none, or was changed in a way that is not known here."""
+    if not workload.source.startswith(_SYNTHETIC) or not workload.rows:
+        return None
+    found = _SEED.search(workload.source)
+    own = int(found[1]) if found is not None else 0
+    parts = [part for part in _SEED.sub("", workload.source.removeprefix(_SYNTHETIC)).split(",") if part.strip()]
+    try:
+        if _made(workload, workload.source).rows != workload.rows:
+            return None
+        again = _made(workload, _SYNTHETIC + ",".join([*parts, f"seed={own + seed}"]))
+    except BatchwrightError:
+        return None
+    return replace(workload, rows=again.rows, source=again.source)
+
+
+def _made(workload: Workload, source: str) -> Workload:
+    """Made from a specification, and treated as this workload was."""
+    from batchwright.lab import load_workload  # it reads files of every kind, among which are workloads
+
+    made = load_workload(source).first(len(workload))
+    assert isinstance(workload.rows, tuple)
+    slo = workload.rows[0].slo
+    if slo is not None:
+        made = made.with_slo(slo)
+    return made.faster(workload.speedup / made.speedup)
