@@ -9,13 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.options import ARM_FORMS, EngineOptions
 from batchwright.config import EngineConfig
 from batchwright.config_sources import ConfigSources
 from batchwright.effective import Effective, effective_settings
 from batchwright.errors import ConfigError, did_you_mean
+from batchwright.lab.endpoint.address import Address, is_endpoint
+from batchwright.lab.endpoint.options import parse_headers
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.resolve import parse_arm, resolve_policy, resolve_predictor, resolve_router
 
@@ -42,6 +44,11 @@ class Arm:
     config: EngineConfig
     origins: dict[str, str]
 
+    @property
+    def is_endpoint(self) -> bool:
+        """Whether a server elsewhere runs it."""
+        return is_endpoint(self.config.backend)
+
     @cached_property
     def plugins(self) -> Plugins:
         """What is installed, without what the config leaves out."""
@@ -61,6 +68,10 @@ class Arm:
         Raises:
             ConfigError, PluginError: what is wrong with it.
         """
+        if self.is_endpoint:
+            raise ConfigError(
+                f"{self.config.backend} is an endpoint: its settings are its server's, and not known here"
+            )
         predictor = resolve_predictor(self.config.predict, self.plugins)
         has_router = self.config.replicas > 1 or self.config.router is not None
         router = resolve_router(self.config.router, self.plugins) if has_router else None
@@ -100,29 +111,66 @@ def make_arms(texts: Sequence[str], options: EngineOptions) -> list[Arm]:
     arms = []
     for letter, label, (_, text) in zip(letters, labels, split, strict=True):
         sources = shared.copy()
-        if _is_file(text):
-            sources.add_file(text)
-        elif text:
-            sources.add_mapping({"policy": parse_arm(text)}, f"arm {text}")
-        _check_shared_policy(shared, sources, letter)
+        _add_arm(sources, text)
         sources.add_set(arm_sets[letter], f"--arm-set {letter}")
+        if is_endpoint(str(sources.values.get("backend", ""))):
+            arms.append(_endpoint(letter, label, text, shared, arm_sets[letter], options.header or ()))
+            continue
+        _check_shared_policy(shared, sources, letter)
         if options.noise is not None:
             noise = {"noise": options.noise, "noise_seed": letters.index(letter)}
             sources.add_mapping({"backend_options": noise}, "--noise")
         arm = Arm(letter, label, sources.build(), sources.origins)
         arm.check()
         arms.append(arm)
+    if options.header and not any(arm.is_endpoint for arm in arms):
+        raise ConfigError(
+            "--header is sent to endpoints, and no arm is one; an endpoint is written http://HOST:PORT/v1"
+        )
     return arms
 
 
+def _add_arm(sources: ConfigSources, text: str) -> None:
+    """What an arm says itself."""
+    if _is_file(text):
+        sources.add_file(text)
+    elif is_endpoint(text):
+        sources.add_mapping({"backend": text}, f"arm {text}")
+    elif text:
+        sources.add_mapping({"policy": parse_arm(text)}, f"arm {text}")
+
+
+def _endpoint(
+    letter: str, label: str, text: str, shared: ConfigSources, arm_set: Sequence[str], headers: Sequence[str]
+) -> Arm:
+    """An arm that a server elsewhere runs: what is shared by all arms says something of engines, and nothing of it."""
+    from batchwright.lab.endpoint.run import check_config
+
+    sources = ConfigSources()
+    if "seed" in shared.values:
+        sources.add_mapping({"seed": shared.values["seed"]}, shared.origins["seed"])
+    if is_endpoint(str(shared.values.get("backend", ""))):
+        given = shared.values
+        own: dict[str, Any] = {n: given[n] for n in ("backend", "backend_options") if n in given}
+        sources.add_mapping(own, shared.origins["backend"])
+    if headers:
+        sources.add_mapping({"backend_options": {"headers": parse_headers(headers)}}, "--header")
+    _add_arm(sources, text)
+    sources.add_set(arm_set, f"--arm-set {letter}")
+    config = sources.build()
+    check_config(config)
+    return Arm(letter, label, config, sources.origins)
+
+
 def check_one_backend(arms: Sequence[Arm]) -> None:
-    """Arms that are compared run on one backend.
+    """Arms that are compared run on one backend, or are endpoints.
 
     Raises:
         ConfigError: their files or ``--arm-set`` name several.
     """
-    first = arms[0]
-    for arm in arms[1:]:
+    engines = [arm for arm in arms if not arm.is_endpoint]
+    first = engines[0] if engines else arms[0]
+    for arm in engines[1:]:
         if arm.config.backend != first.config.backend:
             raise ConfigError(
                 f"arm {first.letter} runs on {first.config.backend} and arm {arm.letter} on {arm.config.backend}: "
@@ -131,7 +179,7 @@ def check_one_backend(arms: Sequence[Arm]) -> None:
 
 
 def _is_file(text: str) -> bool:
-    return text.lower().endswith(SUFFIXES)
+    return not is_endpoint(text) and text.lower().endswith(SUFFIXES)
 
 
 def _split_label(text: str) -> tuple[str | None, str]:
@@ -163,12 +211,16 @@ def _labels(letters: str, split: Sequence[tuple[str | None, str]]) -> list[str]:
 
 def _short(text: str) -> str:
     """The policy's name without its parameters, or the file's without its folder."""
+    if is_endpoint(text):
+        return Address.parse(text).label
     label = _own_label(text)
     head, _, rest = label.partition(":")
     return f"{head}:{rest.partition(':')[0]}" if head.endswith(".py") else head
 
 
 def _own_label(text: str) -> str:
+    if is_endpoint(text):
+        return str(Address.parse(text))
     if _is_file(text):
         return Path(text).stem
     return Path(text).name if ".py:" in text else text
