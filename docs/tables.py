@@ -24,6 +24,8 @@ from batchwright.config import EngineConfig, submodel
 from batchwright.config_sources import ENVIRONMENT_PREFIX
 from batchwright.lab import METRICS, SyntheticSpec
 from batchwright.lab.endpoint.options import EndpointOptions
+from batchwright.lab.files.columns import REQUEST_COLUMNS, STEP_COLUMNS, Column
+from batchwright.lab.samples import LATENCY_KINDS
 from batchwright.limits import Limits
 from batchwright.predictors.plugin import register_predictors
 from batchwright.replay.batchwright_format import _Request as ReplayedRequest
@@ -38,7 +40,6 @@ from batchwright_backends.torch.options import TorchOptions
 FOLDER = Path(__file__).parent
 _TABLE = re.compile(r"(<!-- table: (?P<key>[\w. -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
-_LATENCY = re.compile(r"(mean|median|std|p\d+)_(ttft|tpot|itl|e2el)_ms")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -151,19 +152,27 @@ def _lengths(value: Any) -> str:
     return str(int(value.values[0])) if hasattr(value, "kind") else "none" if value is None else f"{value:g}"
 
 
+def latencies() -> str:
+    """Every kind of latency."""
+    rows = [(code(f"mean_{name}_ms"), kind.label, kind.unit, kind.doc) for name, kind in LATENCY_KINDS.items()]
+    return table(("name of the mean", "in tables", "unit", "definition"), rows)
+
+
 def metrics() -> str:
-    """Every metric of a summary; the latencies in one row each."""
-    rows: list[tuple[str, str, str]] = []
-    seen = set()
-    for name, metric in METRICS.items():
-        match = _LATENCY.fullmatch(name)
-        if match is None:
-            rows.append((code(name), metric.label, metric.better or ""))
-        elif match[2] not in seen:
-            seen.add(match[2])
-            kinds = [m[1] for other in METRICS if (m := _LATENCY.fullmatch(other)) and m[2] == match[2]]
-            rows.append((", ".join(code(f"{k}_{match[2]}_ms") for k in kinds), f"{match[2].upper()} (ms)", "lower"))
-    return table(("name", "in tables", "better"), rows)
+    """Every metric of a summary that is not of a latency."""
+    rows = [
+        (code(name), metric.label, metric.unit, metric.better or "", metric.doc)
+        for name, metric in METRICS.items()
+        if not name.endswith("_ms")
+    ]
+    return table(("name", "in tables", "unit", "better", "definition"), rows)
+
+
+def columns(of: Iterable[Column]) -> str:
+    """The columns of a Parquet file."""
+    kinds = {"times": "list&lt;int64&gt;", "slo": "struct&lt;ttft_s, tpot_s: double&gt;"}
+    rows = [(code(c.name), kinds.get(c.kind, c.kind), c.unit, "yes" if c.nullable else "", c.doc) for c in of]
+    return table(("column", "type", "unit", "null", "holds"), rows)
 
 
 def recorded_request() -> str:
@@ -387,6 +396,9 @@ def makers() -> dict[str, Callable[[], str]]:
         "environment": environment,
         "synthetic": synthetic,
         "metrics": metrics,
+        "latencies": latencies,
+        "request columns": lambda: columns(REQUEST_COLUMNS),
+        "step columns": lambda: columns(STEP_COLUMNS),
         "recorded request": recorded_request,
         "sim options": lambda: of_attributes(SimOptions),
         "torch options": lambda: of_attributes(TorchOptions),

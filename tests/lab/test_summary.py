@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.lab import METRICS, summarize
-from batchwright.lab.report import SHOWN
 from batchwright.lab.samples import latency_samples
+from batchwright.lab.shown import SHOWN
 from batchwright.request import SLO
 from lab.hand import S, request, run
 

@@ -43,7 +43,7 @@ class StepRecords(Sequence[StepRecord]):
 
     def column(self, name: str) -> NDArray[np.int64]:
         """int64[n]: one field of all records."""
-        return np.array(self._numbers, dtype=np.int64).reshape(-1, _NUM)[:, FIELDS.index(name)]
+        return np.frombuffer(self._numbers, dtype=np.int64)[FIELDS.index(name) :: _NUM].copy()
 
     def take(self) -> array[int]:
         """The numbers of all, which are forgotten here."""

@@ -6,33 +6,45 @@ from collections import Counter
 
 import numpy as np
 
-from batchwright.lab.metrics import PERCENTILES
+from batchwright.lab.fairness import fairness_metrics
+from batchwright.lab.metrics import QUANTILES, statistic
+from batchwright.lab.peaks import peak_metrics
+from batchwright.lab.plugin_metrics import BUILT_IN, MetricSet
 from batchwright.lab.replicas import busy_imbalance
 from batchwright.lab.run_record import RunRecord
-from batchwright.lab.samples import latency_samples, met_slo
+from batchwright.lab.samples import Samples, latency_samples, met_slo
+from batchwright.lab.starvation import starvation_metrics
+from batchwright.lab.step_metrics import step_metrics
+from batchwright.lab.window import measured, throughput
 
 Summary = dict[str, float | int | None]
 """Metrics by name; None where a metric is undefined: no request finished, or none has an objective."""
 
 
-def summarize(run: RunRecord) -> Summary:
-    """The metrics of a run.
+NOT_SEEN = (
+    *("num_preemptions", "recompute_tax", "cache_hit_rate", "num_steps", "steps_per_s"),
+    *("longest_wait", "max_passed_over", "passed_over"),
+)
+"""Metrics that an endpoint does not show, and that would be 0 of its records; None there."""
+
+
+def summarize(run: RunRecord, metrics: MetricSet = BUILT_IN) -> Summary:
+    """The metrics of a run: those of ``METRICS``, which defines them, and those of plugins.
 
     Token counts and throughputs are of finished requests, as in vLLM, over ``duration``, the seconds from the start of
-    the run to its end. Latencies are in milliseconds: ``mean_``, ``median_``, ``std_`` (of the population), ``p90_``
-    and ``p99_`` (linear between ranks) of ``ttft``, ``tpot``, ``itl`` and ``e2el``, each with ``_ms``. Beyond vLLM's:
+    the run to its end. Latencies are in milliseconds: ``mean_``, ``median_``, ``std_`` (of the population), ``p90_``,
+    ``p95_`` and ``p99_`` (linear between ranks) of each of ``LATENCIES``, with ``_ms`` behind. Of a run with a window
+    all is of the requests that arrive in it and over its length, and throughputs of all that ended in it.
 
-    - ``request_goodput``: requests a second that finished within their own ``slo``. Refused, failed, aborted and
-      unfinished ones missed it. A request without objectives only has to finish; None when no request has any.
-    - ``num_refused``, ``num_unfinished``, ``num_failed``, ``num_aborted``: what did not finish, and how.
-    - ``num_tpot_undefined``: finished requests of one output token, which TPOT leaves out.
-    - ``num_preemptions``: evictions of all requests.
-    - ``recompute_tax``: tokens computed again because of evictions, as a share of the prompt tokens of all requests
-      that were taken.
-    - ``cache_hit_rate``: share of the prompt tokens of all requests that ran which the prefix cache held.
-    - ``busy_imbalance``: seconds in which the busiest replica executed a step, over the mean of all replicas; None with
-      one.
+    Args:
+        run: its record, fresh or read from a file.
+        metrics: those of plugins.
+
+    Raises:
+        PluginError: a metric of a plugin failed, or gave something else than a number; names metric and plugin.
     """
+    if run.window is not None:
+        return {**summarize(measured(run), metrics), **throughput(run)}
     requests = run.requests
     status = Counter(r.status for r in requests)
     finished = [r for r in requests if r.status == "finished"]
@@ -41,6 +53,7 @@ def summarize(run: RunRecord) -> Summary:
     output_tokens = sum(r.num_output_tokens for r in finished)
     taken = sum(r.num_prompt_tokens for r in requests if r.status != "refused")
     ran = sum(r.num_prompt_tokens for r in requests if r.first_scheduled_ns is not None)
+    bound = [r for r in requests if r.slo]
 
     def rate(count: float) -> float | None:
         return count / duration if duration > 0 else None
@@ -48,10 +61,12 @@ def summarize(run: RunRecord) -> Summary:
     summary: Summary = {
         "duration": duration,
         "completed": len(finished),
+        "failed": len(requests) - len(finished),
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
         "request_throughput": rate(len(finished)),
-        "request_goodput": rate(sum(map(met_slo, requests))) if any(r.slo for r in requests) else None,
+        "request_goodput": rate(sum(map(met_slo, requests))) if bound else None,
+        "slo_attainment": sum(map(met_slo, bound)) / len(bound) if bound else None,
         "output_throughput": rate(output_tokens),
         "total_token_throughput": rate(input_tokens + output_tokens),
         "num_refused": status["refused"],
@@ -63,13 +78,22 @@ def summarize(run: RunRecord) -> Summary:
         "recompute_tax": sum(r.num_recomputed_tokens for r in requests) / taken if taken else None,
         "cache_hit_rate": sum(r.num_cached_tokens for r in requests) / ran if ran else None,
         "busy_imbalance": busy_imbalance(run),
+        **peak_metrics(run),
+        **step_metrics(run),
+        **starvation_metrics(run),
+        **fairness_metrics(run),
     }
     for name, samples in latency_samples(run).items():
-        values = samples.values
-        some = len(values) > 0
-        summary[f"mean_{name}_ms"] = float(values.mean()) if some else None
-        summary[f"median_{name}_ms"] = float(np.median(values)) if some else None
-        summary[f"std_{name}_ms"] = float(values.std()) if some else None
-        for p in PERCENTILES:
-            summary[f"p{p}_{name}_ms"] = float(np.percentile(values, p)) if some else None
-    return summary
+        summary |= {statistic(kind, name): value for kind, value in statistics(samples).items()}
+    if run.is_endpoint:
+        summary |= dict.fromkeys(NOT_SEEN)
+    return {**summary, **metrics.summarize(run)}
+
+
+def statistics(samples: Samples) -> dict[str, float | None]:
+    """``mean``, ``std`` and each of ``QUANTILES`` of some values; all None where there are none."""
+    values = samples.values
+    if not len(values):
+        return dict.fromkeys(("mean", "std", *QUANTILES))
+    found = np.quantile(values, list(QUANTILES.values())).tolist()
+    return {"mean": float(values.mean()), "std": float(values.std()), **dict(zip(QUANTILES, found, strict=True))}
