@@ -225,7 +225,7 @@ class Lockstep:
                 reasons[offer.request.request_id] = str(error)
         one = offers[0]
         if one.request.request_id in refused[0]:
-            self._clients.refused(one.request, one.index, self._backend.clock.now_ns())
+            self._clients.refused(one.request, one.place, self._backend.clock.now_ns())
         else:
             self._clients.taken(one)
 

@@ -97,7 +97,7 @@ class WorkloadStage:
             self._engine.add_request(offer.request, num_output_tokens=offer.num_output_tokens)
         except RequestError as error:
             self.refused.append((offer.request.request_id, str(error)))
-            self._clients.refused(offer.request, offer.index, self._engine.clock.now_ns())
+            self._clients.refused(offer.request, offer.place, self._engine.clock.now_ns())
         else:
             self._clients.taken(offer)
 

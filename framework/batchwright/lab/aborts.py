@@ -28,7 +28,7 @@ class Aborts:
         request, row = offer.request, offer.row
         if row.abort_after_s is not None:
             when = request.arrival_ns + round(row.abort_after_s * 1e9)
-            heappush(self._timed, (when, offer.index, request))
+            heappush(self._timed, (when, offer.place, request))
         if row.abort_after_tokens is not None:
             self._counted[request] = row.abort_after_tokens
 

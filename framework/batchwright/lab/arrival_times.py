@@ -68,15 +68,16 @@ class Shape:
         if self.kind == "onoff":
             on, off = self.values
             busy = share * (span_s * on / (on + off))
-            whole = np.maximum(np.ceil(busy / on) - 1, 0)
-            return busy + whole * off
+            num_before: NDArray[np.float64] = np.maximum(np.ceil(busy / on) - 1, 0)
+            return busy + num_before * off
         if self.kind == "ramp":
             begin, end = self.values
             if begin == end:
                 return share * span_s
             # The integral of begin + (end - begin) x from 0 to x, over that to 1, is the share.
             root = np.sqrt(begin * begin + (end * end - begin * begin) * share)
-            return np.clip((root - begin) / (end - begin), 0, 1) * span_s
+            done: NDArray[np.float64] = (root - begin) / (end - begin)
+            return done * span_s
         return share * span_s
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.fitting import fitted
+from batchwright.lab.lazy_rows import LazyRows
 from batchwright.lab.links import Links
 from batchwright.lab.materialize import MODEL, Offer, Offers, longest_of, with_token_ids
 from batchwright.lab.row import WorkloadRow
@@ -174,7 +175,7 @@ def _links(workload: Workload) -> Links:
 class _Units:
     """What the users of a closed loop take from: rows, and where rows wait for each other all of these together."""
 
-    def __init__(self, links: Links, rows: Sequence[WorkloadRow]) -> None:
+    def __init__(self, links: Links, rows: tuple[WorkloadRow, ...] | LazyRows) -> None:
         self._links = links
         self._rows = rows
         self._next: Iterator[list[tuple[int, WorkloadRow]]] = iter(())
@@ -188,6 +189,7 @@ class _Units:
 
     def _groups(self) -> Iterator[list[tuple[int, WorkloadRow]]]:
         rows = self._rows
+        assert isinstance(rows, tuple)  # rows that wait for others are held
         return ([(index, rows[index]) for index in group] for group in self._links.groups(len(rows)))
 
     def take(self) -> list[tuple[int, WorkloadRow]]:

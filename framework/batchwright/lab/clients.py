@@ -71,7 +71,7 @@ class Clients:
         if offer.row.gives_up:
             self._aborts.add(offer)
         if self.arrivals.waits:
-            self._places[offer.request] = offer.index
+            self._places[offer.request] = offer.place
 
     def refused(self, request: Request, index: int | None, now_ns: int) -> None:
         """A request is not taken; ``index`` is the place of its row, None where it was said to be in before."""

@@ -133,6 +133,6 @@ class EngineDrive(Drive):
         except RequestError as error:
             self._recorder.refuse(offer.request, error)
             now = self._engine.clock.now_ns()
-            self._clients.refused(offer.request, offer.index, max(offer.request.arrival_ns, now))
+            self._clients.refused(offer.request, offer.place, max(offer.request.arrival_ns, now))
         else:
             self._clients.taken(offer)

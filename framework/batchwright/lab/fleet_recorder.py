@@ -109,7 +109,7 @@ class _ReplicaRecorder(Recorder):
         """See ``Recorder``."""
         super().offer(offer)
         self._records[offer.request.request_id].replica = self._replica
-        self.rows.append(offer.index)
+        self.rows.append(offer.place)
 
     def knows(self, request: Request) -> bool:
         """Whether it was offered here, and has not ended."""

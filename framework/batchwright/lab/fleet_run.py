@@ -182,7 +182,7 @@ class _FleetDrive(Drive):
         except RequestError as error:
             self._recorder.offer(offer, None)
             self._recorder.refuse(offer.request, error)
-            self._clients.refused(offer.request, offer.index, self._fleet.now_ns)
+            self._clients.refused(offer.request, offer.place, self._fleet.now_ns)
         else:
             self._recorder.offer(offer, place)
             self._clients.taken(offer)

@@ -86,8 +86,9 @@ class Lengths:
         if self.kind == "fixed":
             return np.full(num, self.values[0])
         if self.kind == "uniform":
-            return rng.uniform(*self.values, size=num)
-        return np.clip(self._real(rng, num), 0, self._top(math.inf))
+            low, high = self.values
+            return rng.uniform(low, high, size=num)
+        return np.minimum(self._real(rng, num), self._top(math.inf))
 
     def _real(self, rng: np.random.Generator, num: int) -> NDArray[np.float64]:
         if self.kind == "exponential":

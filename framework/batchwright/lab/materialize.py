@@ -32,14 +32,14 @@ class Offer(NamedTuple):
         request: fresh: each arm of a comparison needs its own.
         num_output_tokens: how many tokens it really puts out; the engine hides it from policies. None: nobody knows.
         prompt_hash: 16 hex digits of its token ids; equal hashes, equal prompts.
-        index: place of its row in the workload.
+        place: of its row among those of the workload.
         row: what it was made of.
     """
 
     request: Request
     num_output_tokens: int | None
     prompt_hash: str
-    index: int
+    place: int
     row: WorkloadRow
 
     @property
@@ -132,7 +132,9 @@ class Offers:
         respect_eos: bool = False,
         vocab_size: int | None = None,
     ) -> Offers:
-        """With the vocabulary and the limits of an engine; made-up token ids are below ``vocab_size`` where that is less.
+        """With the vocabulary and the limits of an engine.
+
+        Made-up token ids are below ``vocab_size`` where that is less than the engine's.
 
         Raises:
             WorkloadError: the rule is none of these.

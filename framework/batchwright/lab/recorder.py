@@ -74,7 +74,7 @@ class Recorder:
         """This request is offered next; call it before it is added to the engine."""
         request = offer.request
         arrival_ns = request.arrival_ns - self._start_ns
-        self._rows[request] = offer.index
+        self._rows[request] = offer.place
         offered = OfferedRecord(
             request.request_id,
             arrival_ns,

@@ -125,12 +125,12 @@ class RowRule:
 
     def _meets(self, place: int, row: WorkloadRow, turn: int, name: str, sign: str, wanted: Any) -> bool:
         if name == SHARE:  # of rows, at random but always the same ones
-            return xxh3_64_intdigest(f"{place} {self.text}".encode()) < wanted * 2**64
+            return bool(xxh3_64_intdigest(f"{place} {self.text}".encode()) < wanted * 2**64)
         found = row.arrival_ns / 1e9 if name == "arrival_s" else turn if name == "turn" else getattr(row, name)
         if name in NAMES:
-            matches = found is not None and fnmatchcase(found, wanted)
+            matches = found is not None and fnmatchcase(str(found), wanted)
             return matches if sign == "=" else not matches
-        return found is not None and _COMPARE[sign](found, wanted)
+        return found is not None and bool(_COMPARE[sign](found, wanted))
 
     def applied(self, row: WorkloadRow) -> WorkloadRow:
         """The row with the rule's values."""

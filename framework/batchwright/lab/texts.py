@@ -78,7 +78,10 @@ def _pieces(prompt: Any) -> list[tuple[str, str]] | None:
     if "messages" not in prompt:
         text = prompt.get("prompt")
         return [(f"text {text}", text)] if isinstance(text, str) and "prompt_token_ids" not in prompt else None
-    pieces = [(json.dumps(prompt["tools"], sort_keys=True),) * 2] if prompt.get("tools") else []
+    pieces: list[tuple[str, str]] = []
+    if prompt.get("tools"):
+        tools = json.dumps(prompt["tools"], sort_keys=True)
+        pieces.append((f"tools {tools}", tools))
     for message in prompt["messages"]:
         content = message.get("content") or ""
         text = content if isinstance(content, str) else json.dumps(content)
