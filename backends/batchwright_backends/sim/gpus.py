@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any
@@ -154,6 +155,12 @@ _ALIASES = {"a100-80gb": "a100", "a100-sxm": "a100", "h100-sxm": "h100", "h200-s
 
 
 def _read(name: str) -> dict[str, Any]:
+    return deepcopy(_parsed(name))
+
+
+@cache
+def _parsed(name: str) -> dict[str, Any]:
+    """Parsed once a process: an experiment makes hundreds of simulators, and parsing was a third of making one."""
     text = files("batchwright_backends.sim").joinpath("data", name).read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
