@@ -33,6 +33,7 @@ from batchwright_backends.vllm.seats import NULL_BLOCKS, Seats
 from batchwright_backends.vllm.settings import SECTION, read_settings
 from batchwright_backends.vllm.told import Told
 from batchwright_backends.vllm.translation import repetition_check, translate
+from batchwright_backends.vllm.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
@@ -115,6 +116,10 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             default=lambda: default_policy(plugins),
         )
         detectors.stop = self.core.stop
+        most_ms = self._settings.max_policy_ms
+        self._watch: Watchdog | nullcontext[None] = (
+            Watchdog(most_ms / 1e3, active.slots.values()) if most_ms is not None else nullcontext()
+        )
         logger.info(
             "Batchwright's scheduler, policy %s: %s blocks of %s tokens",
             active.name,
@@ -145,7 +150,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         predicted = asked(self._predictor, ours, None, self._clock) if self._predictor is not None else nullcontext()
         self._seats.take(ours, request)
         try:
-            with predicted:
+            with predicted, self._watch:
                 self.core.add(ours, stop_check=repetition_check(request))
         except BaseException:
             self._seats.drop(ours.request_id)
@@ -176,7 +181,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         """The next step, as vLLM's workers are told of it."""
         if self._paused is PauseState.PAUSED_ALL:
             return self._seats.tell(None, ())
-        batch = self._batch = self.core.schedule(self._clock.now_ns())
+        with self._watch:
+            batch = self._batch = self.core.schedule(self._clock.now_ns())
         self._rows = self.core.step.batch if len(batch) else ()
         return self._seats.tell(batch, self._rows)
 
@@ -187,7 +193,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         batch, self._batch = self._batch, None
         if batch is not None:
             tokens = self._answers.tokens_of(batch, model_runner_output)
-            step = self.core.update(batch, tokens, self._clock.now_ns())
+            with self._watch:
+                step = self.core.update(batch, tokens, self._clock.now_ns())
             self._answers.take(step, self._rows, batch, model_runner_output)
         outputs = self._answers.outputs()
         stats = self.make_stats()

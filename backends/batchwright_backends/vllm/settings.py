@@ -28,6 +28,12 @@ class HostSettings(BaseModel):
         "predicted_output_tokens, session_id, program_id), in its vllm_xargs. Whoever may write requests may then "
         "take another's share: leave it off where users are not to be trusted.",
     )
+    max_policy_ms: float | None = Field(
+        default=1000.0,
+        gt=0,
+        description="Milliseconds of a step that a policy may take: what takes longer is ended, and the default policy "
+        "builds that step. None: as long as it likes.",
+    )
 
 
 def read_settings(additional_config: Any) -> tuple[HostSettings, Mapping[str, Any]]:

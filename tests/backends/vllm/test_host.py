@@ -220,6 +220,43 @@ def test_a_policy_that_raises_loses_nothing(tmp_path: Any) -> None:
     assert run.core.core.num_policy_faults > 2
 
 
+HANGS = """
+import time
+from batchwright import Policy, hookimpl
+
+
+class Hangs(Policy):
+    @hookimpl
+    def admission(self, step):
+        yield step.running
+        while step.index % 3 == 1:
+            try:
+                step.num_cached(step.waiting[0]) if step.waiting else time.sleep(0.001)
+            except Exception:
+                if step.index % 2:
+                    raise
+        yield step.waiting
+"""
+
+
+def test_a_policy_that_hangs_loses_nothing(tmp_path: Any) -> None:
+    """Not even one that catches what ends it, or that asks the core without end."""
+    path = tmp_path / "hangs.py"
+    path.write_text(HANGS)
+    section = {"policy": f"{path}:Hangs", "max_policy_ms": 30}
+    kind = type(host("vllm_v1", 16, BLOCK, 4, 40))
+    run = Run(type("Host", (kind,), {"additional_config": {"batchwright": section}})(16, BLOCK, 4, 40))
+    rows = load(6, 5)
+    for row in rows:
+        offer(run, row)
+    for _ in range(9):
+        run.step()
+    assert run.core.core.num_policy_faults == 3
+    run.core.core.swap_policy("prefill_first")
+    run.finish()
+    check_answers(run, rows)
+
+
 def test_the_prefix_cache_is_forgotten_when_nobody_runs() -> None:
     run = ours("vllm_v1", 60, 4, 64)
     prompt = list(range(40))

@@ -1,0 +1,171 @@
+"""What a policy sees of a request of vLLM's: the names of ours, read from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
+
+    from batchwright.request import SLO, Request
+
+WAITING, RESIDENT, PREEMPTED, FINISHED = range(4)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Guest:
+    """One request; attributes as of :class:`~batchwright.request.Request`.
+
+    Attributes:
+        theirs: vLLM's request.
+        state: where it is; set by the scheduler.
+        table: gives the ids of its blocks.
+        hit: tokens of it that the prefix cache holds, while an offer of it is decided.
+    """
+
+    __slots__ = (
+        "_scheduled",
+        "arrival_index",
+        "arrival_ns",
+        "client_id",
+        "deadline_s",
+        "error",
+        "extra",
+        "finish_reason",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "hit",
+        "last_token_ns",
+        "max_tokens",
+        "num_cached",
+        "num_prompt_tokens",
+        "num_recomputed",
+        "plan",
+        "predicted_output_tokens",
+        "priority",
+        "program_id",
+        "request_id",
+        "sampling_params",
+        "session_id",
+        "slo",
+        "state",
+        "table",
+        "theirs",
+        "weight",
+    )
+
+    def __init__(self, theirs: VllmRequest, ours: Request, arrival_index: int, table: Any) -> None:
+        """Takes vLLM's request, and what is to be said of it for policies."""
+        self.theirs = theirs
+        self.table = table
+        self.state = WAITING
+        self.hit = 0
+        self.plan: Any = None  # the plan whose batch it may be in
+        self._scheduled = 0
+        self.request_id: str = theirs.request_id
+        self.num_prompt_tokens: int = theirs.num_prompt_tokens
+        self.max_tokens: int = theirs.max_tokens
+        self.sampling_params = ours.sampling_params
+        self.arrival_index = arrival_index
+        self.arrival_ns = ours.arrival_ns
+        self.priority = ours.priority
+        self.client_id = ours.client_id
+        self.weight = ours.weight
+        self.deadline_s = ours.deadline_s
+        self.slo: SLO | None = ours.slo
+        self.predicted_output_tokens = ours.predicted_output_tokens
+        self.session_id = ours.session_id
+        self.program_id = ours.program_id
+        self.extra = _NOTHING
+        self.num_cached = self.num_recomputed = 0
+        self.first_scheduled_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.last_token_ns: int | None = None
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far; with asynchronous scheduling also those that are being sampled."""
+        theirs = self.theirs
+        return int(theirs.num_tokens + theirs.num_output_placeholders)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose K and V are in its blocks."""
+        return int(self.theirs.num_computed_tokens) if self.state == RESIDENT else self.hit
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens whose K and V are not computed; 1 for a decode."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times it was evicted."""
+        return int(self.theirs.num_preemptions)
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens in the batch of the present step; 0: it is not in it."""
+        return self._scheduled or (1 if self.plan is not None and self.plan.rides(self) else 0)
+
+    @num_scheduled.setter
+    def num_scheduled(self, value: int) -> None:
+        self._scheduled = value
+
+    @property
+    def block_table(self) -> Sequence[int]:
+        """Ids of its KV blocks, in order."""
+        return self.table(self.request_id) if self.state == RESIDENT else ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """It holds no blocks, and is not finished."""
+        return self.state in (WAITING, PREEMPTED)
+
+    @property
+    def is_resident(self) -> bool:
+        """It holds blocks (or is being given them in this step)."""
+        return self.state == RESIDENT
+
+    @property
+    def is_finished(self) -> bool:
+        """It ended, for whatever reason."""
+        return self.state == FINISHED
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Resident, and has sampled no token since its admission."""
+        return self.state == RESIDENT and bool(self.theirs.is_prefill_chunk)
+
+    @property
+    def is_decode(self) -> bool:
+        """Resident and not prefilling."""
+        return self.state == RESIDENT and not self.theirs.is_prefill_chunk
+
+    @property
+    def arrival_s(self) -> float:
+        """When it arrived, in seconds of the scheduler's clock."""
+        return self.arrival_ns / 1e9
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        """The prompt, read-only."""
+        return self.theirs.prompt_token_ids or ()
+
+    @property
+    def output_token_ids(self) -> Sequence[int]:
+        """The output so far, read-only."""
+        return self.theirs.output_token_ids  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        state = ("waiting", "resident", "preempted", "finished")[self.state]
+        return f"<Guest {self.request_id!r} {state}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens>"
