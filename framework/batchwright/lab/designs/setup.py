@@ -1,0 +1,270 @@
+"""What is run at a point of a design: arms, a workload and options, with one setting after another changed."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from batchwright.config import EngineConfig, field_names
+from batchwright.effective import effective_settings
+from batchwright.errors import ConfigError, WorkloadError, did_you_mean
+from batchwright.lab.designs.axis import Point, in_words
+from batchwright.lab.endpoint.address import is_endpoint
+from batchwright.lab.loading import load_workload
+from batchwright.lab.synthetic import PREFIX as SYNTHETIC
+from batchwright.lab.synthetic import SyntheticSpec
+from batchwright.lab.window import Window
+from batchwright.lab.workload import Workload
+from batchwright.plugins import Plugins, load_plugins
+from batchwright.resolve import DEFAULT_POLICY, parse_arm, resolve_policy, resolve_predictor, resolve_router
+
+NAMING = ("policy", "predict", "router")
+"""Settings that name something and give it parameters."""
+
+_OPEN = ("backend_options", *NAMING)
+OF_LOAD = ("speedup", "rate", "concurrency", "limit")
+"""What can be changed of any workload."""
+
+SYNTHETIC_KEYS = tuple(f.name for f in fields(SyntheticSpec) if f.name not in ("rate", "seed"))
+_OPTIONS = {"declared_max_tokens": "declared", "respect_eos": "respect_eos"}
+_COMMA = re.compile(r",(?![^()]*\))")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Arms, what is offered to each, and how their runs are made.
+
+    Attributes:
+        configs: the arms' names and settings.
+        workload: what to offer.
+        options: of :func:`~batchwright.lab.run_arm`, for every arm.
+        origins: by arm, where its config's values come from.
+        local: by arm, options that stay in this process.
+        window: which requests count.
+        seed: of a run that is not repeated.
+        resample: whether the workload of several seeds varies with them.
+        make: makes the workload with some of its fields changed; None: what can be done of what it says of itself.
+    """
+
+    configs: Mapping[str, EngineConfig]
+    workload: Workload
+    options: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    local: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    window: Window | None = None
+    seed: int = 0
+    resample: bool = True
+    make: Callable[[Mapping[str, Any]], Workload] | None = None
+    _loaded: dict[tuple[str, ...], Plugins] = field(default_factory=dict, repr=False, compare=False)
+
+    def at(self, point: Point) -> Setup:
+        """The setup with these settings changed, and checked.
+
+        A name is a field of the config (``max_num_batched_tokens``, ``policy.chunk_size``), of every arm, or of one
+        with its name or letter in front (``B.policy.chunk_size``); or ``rate``, ``speedup``, ``limit`` of the workload,
+        ``declared_max_tokens``, ``respect_eos``, or a key of a synthetic workload (``prompt``, ``burstiness``).
+
+        Raises:
+            ConfigError, WorkloadError, PluginError: there is no such setting, or it cannot have this value.
+        """
+        changed = self
+        of_load: dict[str, Any] = {}
+        where = f"point {in_words(point)}"
+        for name, value in point.items():
+            kind, arm, inner = self._meant(name)
+            if kind == "load":
+                of_load[inner] = value
+            elif kind == "option":
+                changed = replace(changed, options={**changed.options, inner: value})
+            else:
+                chosen = (arm,) if arm is not None else tuple(changed.configs)
+                configs = {
+                    name: with_setting(config, inner, value, where) if name in chosen else config
+                    for name, config in changed.configs.items()
+                }
+                changed = replace(changed, configs=configs)
+        if of_load:
+            made = self.make(of_load) if self.make is not None else with_load(self.workload, of_load)
+            changed = replace(changed, workload=made)
+        changed.check(where)
+        return changed
+
+    def check(self, where: str = "config") -> None:
+        """Whether all that the arms name exists, and their settings go together.
+
+        Raises:
+            ConfigError, PluginError: what is wrong, of which arm.
+        """
+        for arm, config in self.configs.items():
+            if is_endpoint(config.backend):
+                continue  # its settings are its server's
+            plugins = self._installed(arm)
+            try:
+                predictor = resolve_predictor(config.predict, plugins)
+                has_router = config.replicas > 1 or config.router is not None
+                router = resolve_router(config.router, plugins) if has_router else None
+                policy = resolve_policy(config.policy, plugins)
+                effective_settings(config, policy, self.origins.get(arm), predictor, router)
+            except ConfigError as error:
+                raise ConfigError(f"{where}, arm {arm}: {error}") from None
+
+    def effective(self, arm: str, name: str) -> Any:
+        """The value in force of a setting of an arm, parameters of its policy among them; None: it has none.
+
+        Raises:
+            ConfigError: there is no such arm or setting.
+        """
+        kind, _, inner = self._meant(name)
+        if kind == "load":
+            return {"speedup": self.workload.speedup, "rate": self.workload.rate}.get(inner)
+        if kind == "option":
+            return self.options.get(inner)
+        config = self.configs[arm]
+        plugins = self._installed(arm)
+        values: Any = effective_settings(config, resolve_policy(config.policy, plugins)).values
+        if inner in values:
+            return values[inner]
+        for part in inner.split("."):
+            values = values.get(part) if isinstance(values, Mapping) else None
+        return values
+
+    def _installed(self, arm: str) -> Plugins:
+        """What is installed, without what the arm leaves out; loaded once for all setups that are made of this one."""
+        given = self.local.get(arm, {}).get("installed")
+        if isinstance(given, Plugins):
+            return given
+        without = tuple(self.configs[arm].no_plugins)
+        if without not in self._loaded:
+            self._loaded[without] = load_plugins(without)
+        return self._loaded[without]
+
+    def kind_of(self, name: str) -> str:
+        """What a setting is of: ``config``, ``load`` or ``option``.
+
+        Raises:
+            ConfigError: there is no such setting.
+        """
+        return self._meant(name)[0]
+
+    def _meant(self, name: str) -> tuple[str, str | None, str]:
+        """What kind of setting a name means, of which arm (None: of all), and its name without the arm's."""
+        letters = dict(zip(string.ascii_uppercase, self.configs, strict=False))
+        # Labels may hold dots, so they are not found by splitting; the longest is meant.
+        for label in sorted({*self.configs, *letters}, key=len, reverse=True):
+            if name.startswith(f"{label}."):
+                inner = name[len(label) + 1 :]
+                if not _is_setting(inner):
+                    raise ConfigError(f"axis {name!r}: unknown setting {inner!r}; {did_you_mean(inner, _settings())}")
+                return "config", letters.get(label, label) if label not in self.configs else label, inner
+        if name == "seed":
+            raise ConfigError("axis 'seed': seeds are no settings to compare; run several with --seeds")
+        if _is_setting(name):
+            return "config", None, name
+        if name in _OPTIONS:
+            return "option", None, _OPTIONS[name]
+        inner = name.removeprefix("workload.")
+        if inner in OF_LOAD:
+            return "load", None, inner
+        if inner in SYNTHETIC_KEYS:
+            if not self.workload.source.startswith(SYNTHETIC):
+                raise ConfigError(
+                    f"axis {name!r} is a key of synthetic workloads, and {self.workload.name} is none; of a trace "
+                    f"there are {', '.join(OF_LOAD)}"
+                )
+            return "load", None, inner
+        known = [*_settings(), *OF_LOAD, *_OPTIONS]
+        if self.workload.source.startswith(SYNTHETIC):
+            known += SYNTHETIC_KEYS
+        raise ConfigError(f"axis {name!r}: there is no such setting; {did_you_mean(name, known)}")
+
+
+def with_setting(config: EngineConfig, name: str, value: Any, where: str = "config") -> EngineConfig:
+    """A config with one setting changed; what was unset otherwise stays so, for the policy to say.
+
+    Args:
+        config: of an arm.
+        name: dotted, as in ``--set``.
+        value: of it.
+        where: what to say in errors.
+
+    Raises:
+        ConfigError: the value is out of its range.
+    """
+    values = config.model_dump(exclude_unset=True)
+    *path, last = name.split(".")
+    node = values
+    for depth, part in enumerate(path):
+        inner = node.get(part)
+        if inner is None and depth == 0 and part == "policy":
+            inner = DEFAULT_POLICY
+        node[part] = parse_arm(inner) if isinstance(inner, str) else dict(inner or {})
+        node = node[part]
+    node[last] = value
+    return EngineConfig.parse(values, where)
+
+
+def with_load(workload: Workload, values: Mapping[str, Any]) -> Workload:
+    """A workload with some of its fields changed.
+
+    A synthetic one is drawn anew from its specification, in as far as it is as it was drawn, but for its speedup, its
+    number of requests and objectives that all of them share.
+
+    Raises:
+        ConfigError: a key of synthetic workloads is changed of one that is none, or none any more.
+        WorkloadError: a value is out of its range.
+    """
+    keys = {name: value for name, value in values.items() if name in SYNTHETIC_KEYS}
+    drawn = _drawn_anew(workload, {}) if workload.source.startswith(SYNTHETIC) else None
+    as_drawn = drawn is not None and drawn.faster(workload.speedup).rows == workload.rows
+    if keys and not as_drawn:
+        raise ConfigError(
+            f"{', '.join(keys)}: workload {workload.name} is no synthetic one as it was drawn; of others there are "
+            f"{', '.join(OF_LOAD)}"
+        )
+    speedup = _number("speedup", values.get("speedup", workload.speedup))
+    if as_drawn:
+        workload = _drawn_anew(workload, keys)
+    if "limit" in values:
+        workload = workload.first(values["limit"])
+    if "concurrency" in values:
+        workload = workload.closed(values["concurrency"])
+    if "rate" in values:
+        return workload.at_rate(_number("rate", values["rate"]))
+    return workload.faster(speedup / workload.speedup)
+
+
+def _drawn_anew(workload: Workload, keys: Mapping[str, Any]) -> Workload:
+    """Drawn from its specification with these keys changed, at its own speed."""
+    before = SyntheticSpec.parse(workload.source)
+    drawn = load_workload(synthetic_with(workload.source, keys))
+    if "n" not in keys and len(workload) < before.n:  # only the first were taken
+        drawn = drawn.first(len(workload))
+    slos = {row.slo for row in workload.rows}
+    if len(slos) == 1 and (slo := slos.pop()) is not None:
+        drawn = drawn.with_slo(slo)
+    return drawn
+
+
+def synthetic_with(source: str, keys: Mapping[str, Any]) -> str:
+    """The specification of a synthetic workload with some keys changed."""
+    body = source.removeprefix(SYNTHETIC)
+    items = [item for item in _COMMA.split(body) if item.strip() and item.partition("=")[0].strip() not in keys]
+    return SYNTHETIC + ",".join([*items, *(f"{key}={value}" for key, value in keys.items())])
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise WorkloadError(f"{name} is {value!r}; expected a number")
+    return value
+
+
+def _settings() -> list[str]:
+    return [name for name in field_names(EngineConfig) if name != "seed"]
+
+
+def _is_setting(name: str) -> bool:
+    root, dot, inner = name.partition(".")
+    return name in _settings() or bool(dot and inner and root in _OPEN)

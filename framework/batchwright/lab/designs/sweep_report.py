@@ -1,0 +1,205 @@
+"""A sweep as text: for each metric a row a point, the arms side by side."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from batchwright.errors import ConfigError
+from batchwright.lab.closing import ALIKE
+from batchwright.lab.designs.axis import Axis, shown
+from batchwright.lab.designs.measure import parse_measure
+from batchwright.lab.designs.sweep import Sweep, SweepPoint
+from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.verdict import BETTER, NOT_TESTED, WORSE, Verdict
+from batchwright.lab.wording import number, percent, size
+
+CHOSEN = ("mean_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
+"""Metrics of the table where none are named; those that are undefined everywhere are left out."""
+
+_STYLES = {BETTER: "green", WORSE: "red"}
+
+
+def chosen_metrics(text: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of metrics from a command line, or those that are shown by default.
+
+    Raises:
+        ConfigError: there is no such metric, or it has no verdicts.
+    """
+    if text is None:
+        return CHOSEN
+    names = [name.strip() for name in text.split(",")] if isinstance(text, str) else list(text)
+    found: list[str] = []
+    for name in names:
+        metric = parse_measure(name, "metric").metric
+        if metric not in METRICS:
+            raise ConfigError(
+                f"metric {name!r} has no verdict, so it cannot stand in a table of them; choices: {', '.join(METRICS)}"
+            )
+        found.append(metric)
+    return tuple(dict.fromkeys(found))
+
+
+def format_sweep(sweep: Sweep, metrics: Sequence[str] | None = None, width: int = 80) -> str:
+    """The tables as plain text.
+
+    Args:
+        sweep: what to print.
+        metrics: names of those to show; some by default.
+        width: columns to fit into.
+    """
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
+    print_sweep(sweep, metrics, console)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def print_sweep(sweep: Sweep, metrics: Sequence[str] | None = None, console: Console | None = None) -> None:
+    """Print the tables: with colour on a terminal, as plain text elsewhere.
+
+    Args:
+        sweep: what to print.
+        metrics: names of those to show; some by default.
+        console: where to; standard output by default.
+    """
+    console = console if console is not None else Console(highlight=False)
+    names = [name for name in metrics or CHOSEN if metrics or _is_defined(sweep, name)]
+    parts: list[RenderableType] = [Padding(_table(sweep, METRICS[name]), (0, 0, 1, 0)) for name in names]
+    if len(sweep.arms) > 1:
+        parts.append(Text(f"Differences are to {sweep.arms[0]}, at the same point.", style="dim"))
+    closing = Table.grid(padding=(0, 1))
+    for line in closing_lines(sweep, names):
+        closing.add_row("*", Text(line))
+    console.print(Group(*parts, closing))
+
+
+def _is_defined(sweep: Sweep, metric: str) -> bool:
+    return any(point.value(metric, arm) is not None for point in sweep.points for arm in sweep.arms)
+
+
+def _table(sweep: Sweep, metric: Metric) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title=metric.label, title_justify="left")
+    table.title_style = "bold"
+    for axis in sweep.axes:
+        table.add_column(Text(axis.name), justify="right" if axis.is_numeric else "left", overflow="fold")
+    for arm in sweep.arms:
+        table.add_column(Text(arm), justify="right", overflow="fold")
+    pair = len(sweep.arms) == 2
+    if pair:
+        table.add_column("difference [interval]", overflow="fold")
+    for point in sweep.points:
+        cells = [_cell(point, metric, arm, alone=pair or arm == sweep.arms[0]) for arm in sweep.arms]
+        if pair:
+            cells.append(_difference(metric, point.verdict(metric.name, sweep.arms[1])))
+        table.add_row(*(Text(shown(point.values[axis.name])) for axis in sweep.axes), *cells)
+    return table
+
+
+def _cell(point: SweepPoint, metric: Metric, arm: str, *, alone: bool) -> Text:
+    failed = point.comparison is None or arm not in point.comparison.summaries
+    cell = Text("failed" if failed else number(metric, point.value(metric.name, arm)))
+    verdict = point.verdict(metric.name, arm)
+    if not alone and verdict is not None and verdict.difference:
+        cell.append("\n").append_text(_difference(metric, verdict, interval=False))
+    return cell
+
+
+def _difference(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> Text:
+    said = Text(size(metric, verdict, interval=interval))
+    if verdict is not None and verdict.difference is not None and verdict.words != NOT_TESTED:
+        said.append(" " if said else "").append(verdict.words, style=_STYLES.get(verdict.words, ""))
+    return said
+
+
+def closing_lines(sweep: Sweep, metrics: Sequence[str]) -> Iterator[str]:
+    """What the points have in common, and what a reader must know of some of them, most urgent first."""
+    if sweep.missing:
+        all_points = len(sweep.points) + len(sweep.missing)
+        yield f"interrupted: {len(sweep.points)} of {all_points} points are done"
+    for point in sweep.points:
+        for label, error in point.failed.items():
+            yield f"failed: {label}: {type(error).__name__}: {error}"
+    compared = [point for point in sweep.points if point.comparison is not None]
+    for arm in sweep.arms:
+        yield from _missed(compared, arm)
+        yield from _overloaded(compared, arm)
+    yield from _alike(compared, sweep.arms)
+    for axis in sweep.axes:
+        if axis.is_numeric and all(len(other.values) == 1 for other in sweep.axes if other is not axis):
+            yield from _trends(sweep, axis, metrics)
+    yield from dict.fromkeys(note for p in compared if p.comparison for run in p.comparison.runs for note in run.notes)
+
+
+def _missed(points: Sequence[SweepPoint], arm: str) -> Iterator[str]:
+    found: list[str] = []
+    for point in points:
+        counts = {kind: point.value(f"num_{kind}", arm) or 0 for kind in ("refused", "failed", "unfinished")}
+        if any(counts.values()):
+            said = ", ".join(f"{count:g} {kind}" for kind, count in counts.items() if count)
+            found.append(f"{said} at {point.label}")
+    if found:
+        yield f"{arm}: {_some(found)}: latencies are of the others only"
+
+
+def _overloaded(points: Sequence[SweepPoint], arm: str) -> Iterator[str]:
+    found = [
+        p.label for p in points if p.comparison and arm in p.comparison.loads and p.comparison.loads[arm].overloaded
+    ]
+    if found:
+        yield (f"{arm} is overloaded at {_some(found)}: latencies there measure the length of the run, not the policy")
+
+
+def _alike(points: Sequence[SweepPoint], arms: Sequence[str]) -> Iterator[str]:
+    """Points at which the arms hardly decide differently."""
+    for arm in arms[1:]:
+        found = [p.label for p in points if p.comparison and p.comparison.decisions_differ.get(arm, 1.0) < ALIKE]
+        if found:
+            yield f"{arms[0]} and {arm} decide alike at {_some(found)}: the load there cannot separate them"
+
+
+def _trends(sweep: Sweep, axis: Axis, metrics: Sequence[str]) -> Iterator[str]:
+    """Differences that are another at the end of an axis than at its beginning: their intervals are apart."""
+    points = sorted(sweep.points, key=lambda p: p.values[axis.name])
+    if len(points) < 2:
+        return
+    first, last = points[0], points[-1]
+    for arm in sweep.arms[1:]:
+        for name in metrics:
+            one, other = first.verdict(name, arm), last.verdict(name, arm)
+            if one is None or other is None or one.relative is None or other.relative is None:
+                continue
+            if {one.words, other.words} & {BETTER, WORSE} and _are_apart(one, other):
+                said = "shrinks" if abs(other.relative) < abs(one.relative) else "grows"
+                if one.relative * other.relative < 0 and {one.words, other.words} == {BETTER, WORSE}:
+                    said = "changes its sign"
+                yield (
+                    f"as {axis.name} goes from {shown(first.values[axis.name])} to {shown(last.values[axis.name])}, "
+                    f"{arm}'s difference in {METRICS[name].label} {said}: {percent(one.relative)}% to "
+                    f"{percent(other.relative)}%"
+                )
+
+
+def _are_apart(one: Verdict, other: Verdict) -> bool:
+    ends = [_relative_ends(verdict) for verdict in (one, other)]
+    if ends[0] is None or ends[1] is None:
+        return False
+    return ends[0][1] < ends[1][0] or ends[1][1] < ends[0][0]
+
+
+def _relative_ends(verdict: Verdict) -> tuple[float, float] | None:
+    if verdict.difference == 0:
+        return 0.0, 0.0
+    found = verdict.interval
+    if found is None or found.relative_low is None or found.relative_high is None:
+        return None
+    return found.relative_low, found.relative_high
+
+
+def _some(found: Sequence[str], most: int = 4) -> str:
+    rest = f" and {len(found) - most} more" if len(found) > most else ""
+    return "; ".join(found[:most]) + rest

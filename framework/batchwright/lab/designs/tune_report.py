@@ -1,0 +1,197 @@
+"""What tuning found, as text: the best values, what became of them on fresh seeds, and the config to use."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from batchwright.lab.designs.axis import shown
+from batchwright.lab.designs.tune import DEFAULT, TUNED, Trial, Tuning
+from batchwright.lab.metrics import METRICS
+from batchwright.lab.verdict import BETTER, WORSE, Verdict
+from batchwright.lab.wording import NONE, size
+
+BEST = 5
+"""Trials of the table."""
+
+
+def format_tuning(tuning: Tuning, width: int = 80) -> str:
+    """The report as plain text.
+
+    Args:
+        tuning: what to print.
+        width: columns to fit into.
+    """
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
+    print_tuning(tuning, console)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def print_tuning(tuning: Tuning, console: Console | None = None) -> None:
+    """Print the report: with colour on a terminal, as plain text elsewhere.
+
+    Args:
+        tuning: what to print.
+        console: where to; standard output by default.
+    """
+    console = console if console is not None else Console(highlight=False)
+    parts: list[RenderableType] = [_header(tuning), Padding(_trials(tuning), (1, 0, 1, 0))]
+    if tuning.validation is not None:
+        parts.append(Padding(_validation(tuning), (0, 0, 1, 0)))
+    if tuning.config is not None:
+        text = yaml.safe_dump(config_to_use(tuning), sort_keys=False, default_flow_style=False, allow_unicode=True)
+        parts.append(Padding(Group(Text("the config to use", style="bold"), Text(text.rstrip())), (0, 0, 1, 0)))
+    closing = Table.grid(padding=(0, 1))
+    for line in closing_lines(tuning):
+        closing.add_row("*", Text(line))
+    console.print(Group(*parts, closing))
+
+
+def config_to_use(tuning: Tuning) -> dict[str, Any]:
+    """The arm's settings with the best values, as a config file has them; what was unset stays so."""
+    return {} if tuning.config is None else tuning.config.model_dump(mode="json", exclude_unset=True)
+
+
+def _header(tuning: Tuning) -> RenderableType:
+    plan = tuning.plan
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column()
+    grid.add_column(overflow="fold")
+    for name, value in (
+        ("arm", tuning.arm),
+        ("over", "; ".join(map(str, plan.spaces))),
+        ("goal", f"{plan.goal.name}, {plan.goal.better} is better"),
+        *([("objectives", ", ".join(bound.text for bound in plan.bounds))] if plan.bounds else []),
+        ("trials", f"{len(tuning.trials)}, each with {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"),
+    ):
+        grid.add_row(Text(name, style="dim"), Text(value))
+    return grid
+
+
+def _trials(tuning: Tuning) -> Table:
+    """The best trials, and the one with the values as they were given."""
+    goal = tuning.plan.goal
+    sign = -1 if goal.better == "higher" else 1
+    ranked = sorted(
+        (trial for trial in tuning.trials if trial.goal is not None),
+        key=lambda trial: (not trial.met, sign * (trial.goal or 0.0), trial.number),
+    )
+    listed = ranked[:BEST]
+    if tuning.default is not None and tuning.default not in listed:
+        listed.append(tuning.default)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("trial", justify="right")
+    for space in tuning.plan.spaces:
+        table.add_column(Text(space.name), justify="right", overflow="fold")
+    table.add_column(Text(goal.name), justify="right", overflow="fold")
+    for bound in tuning.plan.bounds:
+        table.add_column(Text(bound.text), justify="right", overflow="fold")
+    table.add_column("")
+    for trial in listed:
+        table.add_row(
+            str(trial.number),
+            *(Text(shown(trial.values[space.name])) for space in tuning.plan.spaces),
+            _number(trial.goal),
+            *(Text(_number(trial.edges[bound.text])) for bound in tuning.plan.bounds),
+            Text(_remark(tuning, trial), style="" if trial.met else "dim"),
+        )
+    return table
+
+
+def _remark(tuning: Tuning, trial: Trial) -> str:
+    said = ["best"] if tuning.best is not None and trial.number == tuning.best.number else []
+    said += ["as given"] if trial.values == tuning.given else []
+    said += [] if trial.met else ["misses an objective"]
+    return ", ".join(said)
+
+
+def _validation(tuning: Tuning) -> Table:
+    plan = tuning.plan
+    num = len(plan.held_out)
+    title = f"on {num} fresh seed{'s' if num > 1 else ''}"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
+    table.title_style = "bold"
+    table.add_column("")
+    for heading in (DEFAULT, TUNED):
+        table.add_column(heading, justify="right")
+    table.add_column("difference [interval]")
+    found = {arm: tuning.on_fresh_seeds(arm) for arm in (DEFAULT, TUNED)}
+    goals = [_number(found[arm][0]) for arm in (DEFAULT, TUNED)]
+    table.add_row(Text(plan.goal.name), *goals, _difference(_verdict(tuning)))
+    for bound in plan.bounds:
+        edges = [found[arm][1].get(bound.text) for arm in (DEFAULT, TUNED)]
+        cells = [f"{_number(edge)}{'' if bound.met(edge) else ' (missed)'}" for edge in edges]
+        table.add_row(Text(bound.text), *cells, "")
+    return table
+
+
+def _verdict(tuning: Tuning) -> Verdict | None:
+    if tuning.validation is None:
+        return None
+    return next((v for v in tuning.validation.verdicts if v.metric == tuning.plan.goal.metric), None)
+
+
+def _difference(verdict: Verdict | None) -> Text:
+    if verdict is None or verdict.metric not in METRICS:
+        return Text(NONE)
+    said = Text(size(METRICS[verdict.metric], verdict))
+    style = {BETTER: "green", WORSE: "red"}.get(verdict.words, "")
+    return said.append(" " if said else "").append(verdict.words, style=style)
+
+
+def closing_lines(tuning: Tuning) -> Iterator[str]:
+    """What was found and whether to believe it, most urgent first."""
+    plan, best = tuning.plan, tuning.best
+    if tuning.was_interrupted:
+        yield f"interrupted: {len(tuning.trials)} of {plan.num_trials} trials are done"
+    failed = [trial for trial in tuning.trials if trial.error is not None]
+    if failed:
+        yield f"{len(failed)} trials failed, the first with: {failed[0].error}"
+    if best is None:
+        yield "no trial met all objectives: widen the spaces, or relax the objectives"
+        return
+    if best.values == tuning.given:
+        yield "nothing that was tried is better than what was given: keep it"
+        return
+    yield from _at_an_end(tuning, best.values)
+    if tuning.validation is None:
+        yield "the best trial was not validated: of many trials the best looks better than it is"
+        return
+    yield from _validated(tuning, best)
+
+
+def _at_an_end(tuning: Tuning, values: Mapping[str, Any]) -> Iterator[str]:
+    """Values at the end of their range: beyond it there may be better ones."""
+    for space in tuning.plan.spaces:
+        value = values[space.name]
+        if space.kind != "choice" and value in (space.low, space.high):
+            yield f"the best {space.name} is {shown(value)}, an end of its range: a wider one may hold a better"
+
+
+def _validated(tuning: Tuning, best: Trial) -> Iterator[str]:
+    plan = tuning.plan
+    goal, edges = tuning.on_fresh_seeds(TUNED)
+    verdict = _verdict(tuning)
+    search = f"{plan.goal.name} was {_number(best.goal)} in the search and is {_number(goal)} on fresh seeds"
+    if verdict is not None and verdict.words == BETTER:
+        yield f"the gain holds on fresh seeds; {search}"
+    elif verdict is not None and verdict.words == WORSE:
+        yield f"on fresh seeds it is worse than what was given: keep that; {search}"
+    else:
+        given, _ = tuning.on_fresh_seeds(DEFAULT)
+        yield f"a gain is not shown on fresh seeds (as given: {_number(given)}); {search}: take more seeds or requests"
+    missed = [bound.text for bound in plan.bounds if not bound.met(edges.get(bound.text))]
+    if missed:
+        yield f"on fresh seeds the tuned arm does not meet {', '.join(missed)} with {plan.confidence:.0%} confidence"
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.4g}"
