@@ -215,7 +215,7 @@ def register_workloads() -> Mapping[str, Any]:
 
 @hookspec
 def register_metrics() -> Mapping[str, Any]:
-    """Metrics of a run, by name: functions of a run record; see ``batchwright.lab``. Since 0.1."""
+    """Metrics by name: ``batchwright.lab.RunMetric`` or ``RequestMetric``, or a function of a run record. Since 0.1."""
     return {}
 
 

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchwright.active_policy import is_policy_class
 from batchwright.backend import BackendEntry
@@ -22,6 +22,9 @@ from batchwright.plugin_checks import check_plugin, hook_methods
 from batchwright.policy import Policy
 from batchwright.predictor import Predictor, is_predictor_class
 from batchwright.router import Router, is_router_class
+
+if TYPE_CHECKING:
+    from batchwright.lab.plugin_metrics import MetricSet, RequestMetric, RunMetric
 
 GROUP = "batchwright"
 T = TypeVar("T")
@@ -60,7 +63,7 @@ class Plugins:
     predictors: dict[str, type[Predictor]] = field(default_factory=dict)
     routers: dict[str, type[Router]] = field(default_factory=dict)
     workloads: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, RunMetric | RequestMetric] = field(default_factory=dict)
     origin: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, plugin: Plugin) -> None:
@@ -100,6 +103,8 @@ class Plugins:
                         f"{where} registers {kind} {name!r}, and so does plugin {other!r} of "
                         f"{self.plugins[other].distribution}; uninstall one, or {_without(plugin.name)}"
                     )
+                if kind == "metrics":
+                    value = self._checked_metric(name, value, where, plugin.name)
                 self.origin[kind, name] = plugin.name
                 getattr(self, kind)[name] = value
 
@@ -121,6 +126,39 @@ class Plugins:
             check_plugin(value, name)
         if kind == "backends" and not isinstance(value, BackendEntry):
             raise PluginError(f"backend {name!r} must be a batchwright.BackendEntry, not {value!r}")
+
+    def _checked_metric(self, name: str, value: object, where: str, plugin: str) -> RunMetric | RequestMetric:
+        """A metric as summaries take it, if all its names in them are free."""
+        from batchwright.lab.metrics import METRICS
+        from batchwright.lab.plugin_metrics import checked_metric, names_in_summary
+
+        remedy = f"mend or uninstall it, or {_without(plugin)}"
+        try:
+            metric = checked_metric(name, value)
+        except PluginError as error:
+            raise PluginError(f"{where}: {error}; {remedy}") from None
+        taken = {
+            known: self.origin["metrics", other]
+            for other, brought in self.metrics.items()
+            for known in names_in_summary(other, brought)
+        }
+        for known in names_in_summary(name, metric):
+            if known in METRICS:
+                raise PluginError(f"{where} registers metric {known!r}, which Batchwright has itself; {remedy}")
+            if known in taken:
+                other = taken[known]
+                raise PluginError(
+                    f"{where} registers metric {known!r}, and so does plugin {other!r} of "
+                    f"{self.plugins[other].distribution}; uninstall one, or {_without(plugin)}"
+                )
+        return metric
+
+    @property
+    def metric_set(self) -> MetricSet:
+        """The metrics of summaries: Batchwright's own, and these."""
+        from batchwright.lab.plugin_metrics import MetricSet
+
+        return MetricSet(self.metrics, {name: self.origin["metrics", name] for name in self.metrics})
 
     def policy(self, name: str) -> type[Policy]:
         """The policy class of that name.

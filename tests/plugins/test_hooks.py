@@ -28,6 +28,7 @@ from batchwright import (
     hookspecs,
 )
 from batchwright.hookspecs import DECISIONS, HOOKS, OBSERVERS, REGISTRATIONS, ROUTING
+from batchwright.lab import RunMetric
 from batchwright.plugins import load_plugins
 from fake_plugins import FakePoint, fake_entry, module_of
 from faulty import PrefillFirst
@@ -286,7 +287,9 @@ def test_register_workloads_fires_when_plugins_are_loaded() -> None:
 
 @fires("register_metrics")
 def test_register_metrics_fires_when_plugins_are_loaded() -> None:
-    assert _registered("register_metrics", len).metrics == {"mine": len}
+    metric = _registered("register_metrics", len).metrics["mine"]
+    assert isinstance(metric, RunMetric)
+    assert metric.function is len
 
 
 def test_every_hook_has_its_test() -> None:

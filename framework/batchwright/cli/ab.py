@@ -9,10 +9,12 @@ import typer
 from batchwright.cli.option_groups import takes_groups
 from batchwright.cli.options import (
     EngineOptions,
+    FileOptions,
     JobOptions,
     OutputOptions,
     SeedOptions,
     StopOptions,
+    TableOptions,
     VerdictOptions,
     WindowOptions,
     WorkloadOptions,
@@ -29,6 +31,8 @@ def ab(
     seeds: SeedOptions,
     verdicts: VerdictOptions,
     job: JobOptions,
+    files: FileOptions,
+    table: TableOptions,
     output: OutputOptions,
     agree: Annotated[
         bool, typer.Option("--agree", help="Run on two backends, and tell where the differences agree.")
@@ -49,6 +53,7 @@ def ab(
       batchwright ab vllm_v1 b=vllm_v1 --set replicas=8 --arm-set b.router=random
       batchwright ab vllm_v1 stall_free plas --workload trace.csv --jobs 3
       batchwright ab vllm_v1 stall_free --seeds 5 --noise 0.05 --warmup 10%
+      batchwright ab vllm_v1 vtc --out monday --metrics ttft,jain_fairness
       batchwright ab prefill_first lpm --backend sim:mine.yaml,cpu:DIR --agree
 
     The table has a column for each arm and a row for each metric. Every arm is compared with A: the difference, its
@@ -63,6 +68,10 @@ def ab(
 
     --jobs and --executor spread the runs of a simulator over processes or over Ray; the records are the same. A run
     that fails is named, with its arm and seed, and the others are reported.
+
+    --out DIR keeps the experiment: every run's records as Parquet, written as it ends, metrics and verdicts in
+    summary.json, and in experiment.json what it was and where it ran. A folder of another experiment is not written
+    over. --trace FILE writes every step and request of all runs for ui.perfetto.dev. --metrics names the table's rows.
 
     --agree takes two backends, as in --backend A,B: all arms run on both, and each metric has both differences with
     their intervals, whether they have the same sign, and whether the intervals overlap.
@@ -81,10 +90,26 @@ def ab(
     if agree:
         if job.jobs is not None or job.executor is not None:
             raise ConfigError("--agree runs all arms one after the other: leave --jobs and --executor out")
+        given = {"--out": files.out, "--trace": files.trace, "--metrics": table.metrics}
+        for option, value in given.items():
+            if value is not None:
+                raise ConfigError(f"--agree has a table of its own, and writes --json only: leave {option} out")
         raise typer.Exit(
             run_agreement(arms, engine, workload, stop, output, window=window, seeds=seeds, verdicts=verdicts)
         )
     check_one_named(engine.backend)
     raise typer.Exit(
-        run_experiment(arms, engine, workload, stop, output, job=job, window=window, seeds=seeds, verdicts=verdicts)
+        run_experiment(
+            arms,
+            engine,
+            workload,
+            stop,
+            output,
+            job=job,
+            window=window,
+            seeds=seeds,
+            verdicts=verdicts,
+            files=files,
+            table=table,
+        )
     )

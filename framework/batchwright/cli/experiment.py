@@ -11,12 +11,15 @@ from typing import Any
 
 from batchwright.cli.arms import Arm, check_one_backend, make_arms
 from batchwright.cli.endpoints import check_endpoints, default_label
+from batchwright.cli.folders import open_folder
 from batchwright.cli.options import (
     EngineOptions,
+    FileOptions,
     JobOptions,
     OutputOptions,
     SeedOptions,
     StopOptions,
+    TableOptions,
     VerdictOptions,
     WindowOptions,
     WorkloadOptions,
@@ -26,16 +29,19 @@ from batchwright.cli.program import FAILED, INTERRUPTED, OK
 from batchwright.cli.workloads import make_workload
 from batchwright.engine import Engine
 from batchwright.errors import ConfigError
-from batchwright.lab import Comparison, compare, format_report, print_report
+from batchwright.lab import Comparison, Metric, compare, format_report, print_report
 from batchwright.lab.executors import Task, choose_executor
 from batchwright.lab.experiment import run_tasks
 from batchwright.lab.family import Family
 from batchwright.lab.outputs import Outputs
+from batchwright.lab.perfetto import write_trace
 from batchwright.lab.repetition import in_order, parse_seeds, repeated
+from batchwright.lab.shown import choose_metrics
 from batchwright.lab.window import Window
 from batchwright.replay import DecisionRecorder
 
 _ONE_SEED, _USUAL = SeedOptions(), VerdictOptions()
+_NO_FILES, _USUAL_TABLE = FileOptions(), TableOptions()
 
 
 def run_experiment(
@@ -52,6 +58,8 @@ def run_experiment(
     window: WindowOptions,
     seeds: SeedOptions = _ONE_SEED,
     verdicts: VerdictOptions = _USUAL,
+    files: FileOptions = _NO_FILES,
+    table: TableOptions = _USUAL_TABLE,
 ) -> int:
     """Run the arms, print the report and write the files; returns the exit code.
 
@@ -63,6 +71,7 @@ def run_experiment(
     check_writable(record, "--record")
     check_writable(explain, "--explain")
     check_writable(outputs, "--outputs")
+    check_writable(files.trace, "--trace")
     job = job if job is not None else JobOptions()
     executor = choose_executor(job.executor, job.jobs)
     which, counted = parse_seeds(seeds.seeds, engine.seed or 0), Window.parse(window.warmup, window.cooldown)
@@ -70,6 +79,9 @@ def run_experiment(
     arms = make_arms(texts, engine)
     if not texts[0]:  # run without an arm
         arms = [replace(arms[0], label=default_label(arms[0]))]
+    metrics = arms[0].plugins.metric_set
+    family.check(metrics.metrics)
+    rows_shown = None if table.metrics is None else choose_metrics(table.metrics, metrics.metrics)
     check_one_backend(arms)
     _check_one_engine(arms[0], {"--record": record, "--explain": explain, "--outputs": outputs})
     check_endpoints(arms, stop)
@@ -102,15 +114,21 @@ def run_experiment(
         if counted is not None:
             counted.check(rows)
         tasks = repeated(tasks, which, resample=seeds.resample)
-        experiment = run_tasks(tasks, executor, progress)
+        details = {"window": counted, "level": family.level, "primary": family.primary, "resample": seeds.resample}
+        saved = open_folder(files, "ab" if len(arms) > 1 else "run", arms, tasks, options, details)
+        experiment = run_tasks(tasks, executor, progress, saved=saved)
     runs, error = in_order(experiment.runs, [arm.label for arm in arms]), experiment.error()
     if not runs and error is not None:
         raise error
-    comparison = compare(runs, seed=engine.seed or 0, family=family, failures=experiment.failures)
+    comparison = compare(runs, seed=engine.seed or 0, family=family, failures=experiment.failures, metrics=metrics)
     if not output.quiet:
-        _print(comparison)
+        print_comparison(comparison, rows_shown)
     if output.json_file is not None:
         comparison.write_json(output.json_file)
+    if saved is not None:
+        saved.folder.write_summary(comparison.results())
+    if files.trace is not None:
+        write_trace(files.trace, runs)
     for each in collected if runs else ():
         each.write(runs[0])
     if error is not None:
@@ -160,12 +178,13 @@ def _local(
     return {"installed": arm.plugins, "on_engine": on_engine}
 
 
-def _print(comparison: Comparison) -> None:
+def print_comparison(comparison: Comparison, metrics: Sequence[Metric] | None = None) -> None:
+    """Print a comparison; ``metrics`` are the rows of its table."""
     console = make_console()
     if console.is_terminal:
-        print_report(comparison, console)
+        print_report(comparison, console, metrics)
     else:
-        sys.stdout.write(format_report(comparison, console.width))
+        sys.stdout.write(format_report(comparison, console.width, metrics))
 
 
 def _exit_code(comparison: Comparison) -> int:

@@ -201,3 +201,40 @@ class OutputOptions:
     ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False
     debug: Debug = False
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the table shows."""
+
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="NAMES",
+            help="Rows of the table, as in ttft,p99_itl_ms,kv_use_mean; all: every metric. Files have all anyway.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """What is kept of the runs."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Keep the experiment in a folder: records as Parquet, results, and what it was.",
+        ),
+    ] = None
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another experiment that is in the folder of --out.")
+    ] = False
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Write all runs for ui.perfetto.dev: .json, or .json.gz to compress it."
+        ),
+    ] = None

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from batchwright.cli.option_groups import takes_groups
-from batchwright.cli.options import EngineOptions, OutputOptions, StopOptions, WindowOptions, WorkloadOptions
+from batchwright.cli.options import (
+    EngineOptions,
+    FileOptions,
+    OutputOptions,
+    StopOptions,
+    TableOptions,
+    WindowOptions,
+    WorkloadOptions,
+)
 
 
 @takes_groups
@@ -17,6 +25,8 @@ def run(
     workload: WorkloadOptions,
     stop: StopOptions,
     window: WindowOptions,
+    files: FileOptions,
+    table: TableOptions,
     output: OutputOptions,
     arm: Annotated[str, typer.Argument(metavar="[ARM]", help="The policy, or a config file.", show_default=False)] = "",
     record: Annotated[
@@ -41,11 +51,13 @@ def run(
     Examples:
       batchwright run stall_free --workload trace.csv --limit 1000
       batchwright run vllm_v1 --slo ttft=1.0,tpot=0.05 --json out.json
+      batchwright run vllm_v1 --out monday --trace monday.json.gz --metrics all
       batchwright run my_policy.py:Mine --limit 50 --record decisions.jsonl.gz
       batchwright run stall_free --limit 50 --explain why.jsonl
       batchwright run srpt --backend cpu:DIR --workload my.jsonl --outputs a.jsonl
 
-    It prints the figures of the run and what the load was like. --json writes the record of every request and step.
+    It prints the figures of the run and what the load was like. --json writes the record of every request and step;
+    --out keeps the run in a folder, as Parquet; --trace writes what ran when, for ui.perfetto.dev.
     --record writes what the policy decided in every step; batchwright replay then tells whether it still decides so.
     --explain writes what became of every request in every step and who settled it; batchwright explain tells it.
     --outputs writes the text and the token ids that each request put out: of interest where the workload has prompts or
@@ -57,5 +69,17 @@ def run(
     from batchwright.cli.experiment import run_experiment
 
     raise typer.Exit(
-        run_experiment([arm], engine, workload, stop, output, record, explain, outputs=outputs, window=window)
+        run_experiment(
+            [arm],
+            engine,
+            workload,
+            stop,
+            output,
+            record,
+            explain,
+            outputs=outputs,
+            window=window,
+            files=files,
+            table=table,
+        )
     )

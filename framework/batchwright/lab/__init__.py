@@ -22,6 +22,7 @@ from batchwright.lab.loading import load_workload
 from batchwright.lab.materialize import Offer, materialize, offers, with_token_ids
 from batchwright.lab.merging import merge
 from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.plugin_metrics import RequestMetric, RunMetric
 from batchwright.lab.prefix_reuse import prefix_reuse
 from batchwright.lab.readers import READERS, Reader
 from batchwright.lab.recorder import Recorder
@@ -56,8 +57,10 @@ __all__ = [
     "Progress",
     "Reader",
     "Recorder",
+    "RequestMetric",
     "RequestRecord",
     "RowRule",
+    "RunMetric",
     "RunOptions",
     "RunRecord",
     "StepRecord",

@@ -14,6 +14,7 @@ from batchwright.lab.family import LEVEL, PRIMARY, Family
 from batchwright.lab.repetition import in_order, repeated, seeds_of
 from batchwright.lab.window import Window
 from batchwright.lab.workload import Workload
+from batchwright.plugins import load_plugins
 
 _LOCAL = ("plugins", "installed", "on_engine")
 """Options that are objects of this process."""
@@ -68,7 +69,9 @@ def ab(
     for name in ("arm", "backend", "policy", "origins"):
         if name in options:
             raise TypeError(f"ab() takes no {name!r}: it would be the same for every arm; use run_arm and compare")
+    installed = options.get("installed") or load_plugins(next(iter(configs.values())).no_plugins)
     family = Family(level, tuple(primary))
+    family.check(installed.metric_set.metrics)
     seed = options.pop("seed", 0)
     progress = options.pop("progress", None)
     local = {name: options.pop(name) for name in _LOCAL if name in options}
@@ -83,4 +86,5 @@ def ab(
     error = experiment.error()
     if error is not None and not (keep_failed and experiment.runs):
         raise error
-    return compare(in_order(experiment.runs, list(configs)), seed=seed, family=family, failures=experiment.failures)
+    runs = in_order(experiment.runs, list(configs))
+    return compare(runs, seed=seed, family=family, failures=experiment.failures, metrics=installed.metric_set)

@@ -19,6 +19,7 @@ from batchwright.lab.pairing import check_comparable, paired_seeds
 from batchwright.lab.plugin_metrics import BUILT_IN, MetricSet
 from batchwright.lab.replica_summary import summarize_replicas
 from batchwright.lab.run_record import RunRecord
+from batchwright.lab.slo_classes import summarize_classes
 from batchwright.lab.summary import Summary
 from batchwright.lab.verdict import Judge, Verdict
 from batchwright.lab.window import measured
@@ -44,6 +45,7 @@ class Comparison:
             not of endpoints, whose steps are not seen.
         closing: what the load could and could not show, in sentences.
         replicas: of arms with more than one, the metrics of each replica, by arm.
+        classes: of arms whose requests are of several classes, the metrics of each, by arm.
         spread: the values of each metric by arm and name, one a seed.
         family: how strict the tests are.
         failures: runs that failed, and are not among the records.
@@ -57,6 +59,7 @@ class Comparison:
     decisions_differ: dict[str, float]
     closing: tuple[str, ...]
     replicas: dict[str, list[Summary]] = field(default_factory=dict)
+    classes: dict[str, dict[str, Summary]] = field(default_factory=dict)
     spread: dict[str, dict[str, list[float | int | None]]] = field(default_factory=dict)
     family: Family = field(default_factory=Family)
     failures: tuple[Failure, ...] = ()
@@ -143,6 +146,7 @@ class Comparison:
                 }
                 for arm, load in self.loads.items()
             },
+            "classes": self.classes,
             "replicas": self.replicas,
             "decisions_differ": self.decisions_differ,
             "failures": [{"arm": f.arm, "seed": f.seed, "error": f.error} for f in self.failures],
@@ -216,6 +220,7 @@ def compare(
             for arm, of in counted.items()
             if _first(of).num_replicas > 1
         },
+        classes={arm: found for arm, of in counted.items() if (found := _mean_classes(list(of.values())))},
         spread=spread,
         family=family,
         failures=tuple(failures),
@@ -261,6 +266,13 @@ def _mean_summary(summaries: Sequence[Summary]) -> Summary:
         known = [v for v in values if v is not None]
         found[name] = fmean(known) if known else None
     return found
+
+
+def _mean_classes(runs: Sequence[RunRecord]) -> dict[str, Summary]:
+    """The metrics of each class of requests, the mean over seeds; empty where all are of one class."""
+    found = [summarize_classes(run) for run in runs]
+    names = dict.fromkeys(name for classes in found for name in classes)
+    return {name: _mean_summary([classes[name] for classes in found if name in classes]) for name in names}
 
 
 def _mean_replicas(found: Sequence[list[Summary]]) -> list[Summary]:

@@ -33,6 +33,16 @@ OF_REPLICAS = {
 }
 """Columns of the table of replicas; times in milliseconds."""
 
+OF_CLASSES = {
+    "Requests": Metric("num_requests", "Requests", None, 0),
+    "Attained (%)": METRICS["slo_attainment"],
+    "Mean TTFT": METRICS["mean_ttft_ms"],
+    "P99 TTFT": METRICS["p99_ttft_ms"],
+    "Mean TPOT": METRICS["mean_tpot_ms"],
+    "P99 TPOT": METRICS["p99_tpot_ms"],
+}
+"""Columns of the table of classes of requests; times in milliseconds."""
+
 LIMITS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -47,28 +57,33 @@ _IF_NOT_ZERO = {"num_aborted", "num_tpot_undefined"}
 _STYLES = {BETTER: "green", WORSE: "red"}
 
 
-def format_report(comparison: Comparison, width: int = 80) -> str:
+def format_report(comparison: Comparison, width: int = 80, metrics: Sequence[Metric] | None = None) -> str:
     """The report as plain text.
 
     Args:
         comparison: of one arm or more.
         width: columns to fit into.
+        metrics: rows of the table; None: those that tell most.
     """
     console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
-    print_report(comparison, console)
+    print_report(comparison, console, metrics)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
-def print_report(comparison: Comparison, console: Console | None = None) -> None:
+def print_report(
+    comparison: Comparison, console: Console | None = None, metrics: Sequence[Metric] | None = None
+) -> None:
     """Print the report: with colour on a terminal, as plain text elsewhere.
 
     Args:
         comparison: of one arm or more.
         console: where to; standard output by default.
+        metrics: rows of the table; None: those that tell most.
     """
     console = console if console is not None else Console(highlight=False)
-    parts: list[RenderableType] = [*_header(comparison), _table(comparison), *_replicas(comparison)]
+    table = _table(comparison, metrics)
+    parts: list[RenderableType] = [*_header(comparison), table, *_classes(comparison), *_replicas(comparison)]
     if comparison.verdicts:
         parts.append(Text(comparison.method, style="dim"))
     closing = Table.grid(padding=(0, 1))
@@ -195,7 +210,7 @@ def _value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _table(comparison: Comparison) -> RenderableType:
+def _table(comparison: Comparison, chosen: Sequence[Metric] | None) -> RenderableType:
     arms = comparison.arms
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
@@ -205,10 +220,11 @@ def _table(comparison: Comparison) -> RenderableType:
     pair = len(arms) == 2
     if pair:
         table.add_column(Text("difference [interval]"), overflow="fold")
-    for metric in shown_metrics(comparison.metrics.metrics):
+    for metric in shown_metrics(comparison.metrics.metrics) if chosen is None else chosen:
         name = metric.name
         values = [comparison.summaries[arm][name] for arm in arms]
-        if (name in _IF_NOT_ZERO and not any(values)) or all(v is None for v in values):
+        nothing = (name in _IF_NOT_ZERO and not any(values)) or all(v is None for v in values)
+        if nothing and chosen is None:
             continue
         found = [verdicts.get((arm, name)) for arm in arms]
         cells = [Text(number(metric, value)) for value in values]
@@ -221,6 +237,19 @@ def _table(comparison: Comparison) -> RenderableType:
         mark = f" {PRIMARY_MARK}" if name in comparison.family.primary and any(v and v.interval for v in found) else ""
         table.add_row(Text(metric.label + mark), *cells)
     return Padding(table, (1, 0, 1, 0))
+
+
+def _classes(comparison: Comparison) -> Iterator[RenderableType]:
+    """Of each arm whose requests are of several classes, a row for each."""
+    for arm, classes in comparison.classes.items():
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column(Text(f"classes of {arm}"), overflow="fold")
+        for heading in OF_CLASSES:
+            table.add_column(Text(heading), justify="right")
+        for name, summary in classes.items():
+            numbers = [number(metric, summary[metric.name]) for metric in OF_CLASSES.values()]
+            table.add_row(Text(name), *map(Text, numbers))
+        yield Padding(table, (0, 0, 1, 0))
 
 
 def _replicas(comparison: Comparison) -> Iterator[RenderableType]:
