@@ -11,11 +11,11 @@ import pytest
 
 from batchwright import EngineConfig
 from batchwright.errors import ConfigError, ExperimentError, WorkloadError
-from batchwright.lab import Workload, WorkloadRow, load_workload
+from batchwright.lab import METRICS, Workload, WorkloadRow, load_workload
 from batchwright.lab.designs.axis import Axis, in_words, make_axes, points_of
 from batchwright.lab.designs.setup import Setup, synthetic_with, with_load
 from batchwright.lab.designs.sweep import Sweep, sweep
-from batchwright.lab.designs.sweep_report import chosen_metrics, format_sweep
+from batchwright.lab.designs.sweep_report import format_sweep
 from batchwright.lab.executors import Task
 from batchwright.lab.files.folder import Folder
 from batchwright.lab.saved_runs import SavedRuns
@@ -25,6 +25,7 @@ from .made_up import MadeUp, rate_of
 
 SPEC = "synthetic:rate=20,n=16,prompt=uniform(100,900),output=uniform(2,12),seed=3"
 LOAD = load_workload(SPEC)
+TTFT = [METRICS["mean_ttft_ms"]]
 
 
 def arms(*policies: str, **values: Any) -> dict[str, EngineConfig]:
@@ -158,7 +159,7 @@ def test_b5_the_gain_of_shortest_first_shrinks_as_the_budget_grows() -> None:
     assert verdicts[0] is not None and verdicts[0].words == "better"
     assert gains[0] > 0.25
     assert gains[0] > gains[1] > gains[2] and gains[2] < 0.05
-    text = format_sweep(found, ["mean_ttft_ms"], 200)
+    text = format_sweep(found, TTFT, 200)
     assert "as max_num_batched_tokens goes from 2048 to 65536, sjf's difference in Mean TTFT (ms) shrinks: -" in text
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["2048", "8192", "65536"]
 
@@ -217,11 +218,11 @@ def test_a_run_that_fails_leaves_the_other_points() -> None:
     assert found.point(rate=10).value("mean_ttft_ms", "stall_free") is None
     assert found.point(rate=10).value("mean_ttft_ms", "vllm_v1") == pytest.approx(1000)
     assert found.point(rate=5).verdict("mean_ttft_ms", "stall_free") is not None
-    text = format_sweep(found, ["mean_ttft_ms"], 200)
+    text = format_sweep(found, TTFT, 200)
     assert re.search(r"10 +1,000\.00 +failed", text) and "failed: arm stall_free, seed 0, rate=10: ConfigError" in text
     base = sweep(arms("stall_free", "vllm_v1"), LOAD, {"rate": [5, 10]}, executor=MadeUp(ttft))
     assert base.point(rate=10).comparison is None
-    assert "failed" in format_sweep(base, ["mean_ttft_ms"])
+    assert "failed" in format_sweep(base, TTFT)
 
 
 def test_where_all_fail_alike_the_error_is_raised_as_it_is() -> None:
@@ -271,23 +272,11 @@ def test_points_run_beside_each_other_give_the_same_bytes() -> None:
 # What is said ---------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_chosen_by_any_of_their_names() -> None:
-    assert chosen_metrics("ttft_p99, mean_itl_ms,request_goodput,p99_ttft_ms") == (
-        "p99_ttft_ms",
-        "mean_itl_ms",
-        "request_goodput",
-    )
-    with pytest.raises(ConfigError, match="unknown metric 'tfft_p99'; did you mean 'ttft_p99'"):
-        chosen_metrics("tfft_p99")
-    with pytest.raises(ConfigError, match="metric 'ttft_p42' has no verdict"):
-        chosen_metrics("ttft_p42")
-
-
 def test_three_arms_have_their_differences_in_their_cells() -> None:
     values = {"a": 1.0, "b": 0.5, "c": 1.0}
     configs = dict.fromkeys(values, EngineConfig())
     found = sweep(configs, LOAD, {"rate": [5]}, executor=MadeUp(lambda task: values[task.arm]))
-    lines = format_sweep(found, ["mean_ttft_ms"]).splitlines()
+    lines = format_sweep(found, TTFT).splitlines()
     assert lines[0] == "Mean TTFT (ms)" and lines[1].split() == ["rate", "a", "b", "c"]
     assert lines[2].split() == ["5", "1,000.00", "500.00", "1,000.00"] and lines[3].split() == ["-50.0%", "better"]
 

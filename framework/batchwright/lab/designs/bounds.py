@@ -122,6 +122,12 @@ def split_slo(text: str, metrics: Mapping[str, Metric] = METRICS) -> tuple[str |
     return ",".join(goals) or None, tuple(bounds)
 
 
+def goals_of(text: str) -> str | None:
+    """The part of a text with objectives of each request, before the rest of it is read; None: there is none."""
+    parts = [part.strip() for part in text.split(",")]
+    return ",".join(part for part in parts if re.fullmatch(r"(ttft|tpot)\s*=[^<>=]*", part)) or None
+
+
 def with_finished(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
     """The bounds, and where none speaks of requests that are missed, one more: ``finished>0.99``.
 

@@ -10,10 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from batchwright.errors import ConfigError
 from batchwright.lab.closing import ALIKE
 from batchwright.lab.designs.axis import Axis, shown
-from batchwright.lab.designs.measure import parse_measure
 from batchwright.lab.designs.sweep import Sweep, SweepPoint
 from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.verdict import BETTER, NOT_TESTED, WORSE, Verdict
@@ -25,32 +23,12 @@ CHOSEN = ("mean_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "request_goodput", "outpu
 _STYLES = {BETTER: "green", WORSE: "red"}
 
 
-def chosen_metrics(text: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of metrics from a command line, or those that are shown by default.
-
-    Raises:
-        ConfigError: there is no such metric, or it has no verdicts.
-    """
-    if text is None:
-        return CHOSEN
-    names = [name.strip() for name in text.split(",")] if isinstance(text, str) else list(text)
-    found: list[str] = []
-    for name in names:
-        metric = parse_measure(name, "metric").metric
-        if metric not in METRICS:
-            raise ConfigError(
-                f"metric {name!r} has no verdict, so it cannot stand in a table of them; choices: {', '.join(METRICS)}"
-            )
-        found.append(metric)
-    return tuple(dict.fromkeys(found))
-
-
-def format_sweep(sweep: Sweep, metrics: Sequence[str] | None = None, width: int = 80) -> str:
+def format_sweep(sweep: Sweep, metrics: Sequence[Metric] | None = None, width: int = 80) -> str:
     """The tables as plain text.
 
     Args:
         sweep: what to print.
-        metrics: names of those to show; some by default.
+        metrics: those to show, a table each; some by default.
         width: columns to fit into.
     """
     console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
@@ -59,21 +37,21 @@ def format_sweep(sweep: Sweep, metrics: Sequence[str] | None = None, width: int 
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
-def print_sweep(sweep: Sweep, metrics: Sequence[str] | None = None, console: Console | None = None) -> None:
+def print_sweep(sweep: Sweep, metrics: Sequence[Metric] | None = None, console: Console | None = None) -> None:
     """Print the tables: with colour on a terminal, as plain text elsewhere.
 
     Args:
         sweep: what to print.
-        metrics: names of those to show; some by default.
+        metrics: those to show, a table each; some by default.
         console: where to; standard output by default.
     """
     console = console if console is not None else Console(highlight=False)
-    names = [name for name in metrics or CHOSEN if metrics or _is_defined(sweep, name)]
-    parts: list[RenderableType] = [Padding(_table(sweep, METRICS[name]), (0, 0, 1, 0)) for name in names]
+    chosen = metrics if metrics else [METRICS[name] for name in CHOSEN if _is_defined(sweep, name)]
+    parts: list[RenderableType] = [Padding(_table(sweep, metric), (0, 0, 1, 0)) for metric in chosen]
     if len(sweep.arms) > 1:
         parts.append(Text(f"Differences are to {sweep.arms[0]}, at the same point.", style="dim"))
     closing = Table.grid(padding=(0, 1))
-    for line in closing_lines(sweep, names):
+    for line in closing_lines(sweep, chosen):
         closing.add_row("*", Text(line))
     console.print(Group(*parts, closing))
 
@@ -116,7 +94,7 @@ def _difference(metric: Metric, verdict: Verdict | None, *, interval: bool = Tru
     return said
 
 
-def closing_lines(sweep: Sweep, metrics: Sequence[str]) -> Iterator[str]:
+def closing_lines(sweep: Sweep, metrics: Sequence[Metric]) -> Iterator[str]:
     """What the points have in common, and what a reader must know of some of them, most urgent first."""
     if sweep.missing:
         all_points = len(sweep.points) + len(sweep.missing)
@@ -162,15 +140,15 @@ def _alike(points: Sequence[SweepPoint], arms: Sequence[str]) -> Iterator[str]:
             yield f"{arms[0]} and {arm} decide alike at {_some(found)}: the load there cannot separate them"
 
 
-def _trends(sweep: Sweep, axis: Axis, metrics: Sequence[str]) -> Iterator[str]:
+def _trends(sweep: Sweep, axis: Axis, metrics: Sequence[Metric]) -> Iterator[str]:
     """Differences that are another at the end of an axis than at its beginning: their intervals are apart."""
     points = sorted(sweep.points, key=lambda p: p.values[axis.name])
     if len(points) < 2:
         return
     first, last = points[0], points[-1]
     for arm in sweep.arms[1:]:
-        for name in metrics:
-            one, other = first.verdict(name, arm), last.verdict(name, arm)
+        for metric in metrics:
+            one, other = first.verdict(metric.name, arm), last.verdict(metric.name, arm)
             if one is None or other is None or one.relative is None or other.relative is None:
                 continue
             if {one.words, other.words} & {BETTER, WORSE} and _are_apart(one, other):
@@ -179,7 +157,7 @@ def _trends(sweep: Sweep, axis: Axis, metrics: Sequence[str]) -> Iterator[str]:
                     said = "changes its sign"
                 yield (
                     f"as {axis.name} goes from {shown(first.values[axis.name])} to {shown(last.values[axis.name])}, "
-                    f"{arm}'s difference in {METRICS[name].label} {said}: {percent(one.relative)}% to "
+                    f"{arm}'s difference in {metric.label} {said}: {percent(one.relative)}% to "
                     f"{percent(other.relative)}%"
                 )
 
