@@ -164,11 +164,27 @@ def test_lab_page_has_every_field_of_the_records() -> None:
     from batchwright.lab.readers.jsonl import OPTIONAL, REQUIRED
     from batchwright.lab.records import STATUSES
 
+    assert [name for name in (*REQUIRED, *OPTIONAL) if f"`{name}`" not in text_of("workloads.md")] == []
     text = text_of("lab.md")
-    names = [*REQUIRED, *OPTIONAL, *STATUSES]
+    names: list[str] = [*STATUSES]
     for record in (RequestRecord, StepRecord, OfferedRecord):
         names += [re.sub(r"_ns$", "_s", name) for name in record.__slots__]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_workloads_page_has_every_rule_format_and_option() -> None:
+    from dataclasses import fields
+
+    from batchwright.cli.options import OfferOptions, ShapeOptions
+    from batchwright.lab.readers import azure, bailian, burstgpt, mooncake
+    from batchwright.lab.row_rules import CONDITIONS, FIELDS
+
+    text = text_of("workloads.md")
+    columns = [",".join(azure.COLUMNS), ",".join(burstgpt.COLUMNS)]
+    keys = [*bailian.KEYS, *mooncake.KEYS, *CONDITIONS[:-1], *FIELDS, *columns]
+    assert [key for key in keys if f"`{key}`" not in text] == []
+    options = [f"--{f.name.replace('_', '-')}" for f in (*fields(ShapeOptions), *fields(OfferOptions))]
+    assert [option for option in options if option not in text] == []
 
 
 def test_lab_page_has_the_numbers_of_the_code() -> None:

@@ -19,7 +19,9 @@ from batchwright.cli import (
     plugins,
     policies,
     replay,
+    report,
     run,
+    workload,
 )
 from batchwright.cli.options import Debug
 from batchwright.cli.program import Program, show_help
@@ -66,6 +68,7 @@ def batchwright(
 
 app.command()(ab.ab)
 app.command()(run.run)
+app.command()(report.report)
 app.command()(diff.diff)
 app.command()(play.play)
 app.command()(explain.explain)
@@ -77,3 +80,4 @@ app.command()(policies.policies)
 app.command()(backends.backends)
 app.command()(plugins.plugins)
 app.add_typer(config.group, name="config")
+app.add_typer(workload.group, name="workload")

@@ -67,23 +67,102 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class WorkloadOptions:
-    """What is offered."""
+class SourceOptions:
+    """Where a workload comes from."""
 
     workload: Annotated[
         str | None,
         typer.Option(
             "--workload",
             metavar="SPEC",
-            help="A trace (Azure CSV, Mooncake JSONL, plain JSONL with lengths, prompts or conversations) or "
-            "synthetic:rate=4,n=100,prompt=512,output=128. "
+            help="A trace (Azure, BurstGPT, Mooncake, Bailian, ShareGPT, or plain JSONL with lengths, prompts or "
+            "conversations) or synthetic:rate=4,n=100,prompt=512,output=128; several with ' + ' in between. "
             "Without it, a synthetic one that suits the backend.",
         ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ShapeOptions:
+    """What is made of a workload."""
+
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Pass over broken rows of a file, and count them in the report.")
+    ] = False
+    window: Annotated[
+        str | None,
+        typer.Option("--window", metavar="A:B", help="Take what arrives from A to B seconds of the trace: 600:1200."),
+    ] = None
+    skip: Annotated[int, typer.Option("--skip", metavar="N", help="Leave the first N requests out.")] = 0
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Take the first N requests only.")] = None
+    chars_per_token: Annotated[
+        float | None,
+        typer.Option(
+            "--chars-per-token",
+            metavar="X",
+            help="Take texts for made-up tokens, one for X characters: for a simulator, which has no tokenizer.",
+        ),
+    ] = None
+    wait_turns: Annotated[
+        str | None,
+        typer.Option(
+            "--wait-turns",
+            metavar="S",
+            help="Let each turn of a session wait for the one before it, and S seconds more; 'trace': as long as lay "
+            "between the two in the trace.",
+        ),
+    ] = None
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            "--arrivals",
+            metavar="SPEC",
+            help="New arrival times: rate=4,burstiness=0.5,shape=onoff(10,20),seed=1.",
+        ),
+    ] = None
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rule",
+            metavar="RULE",
+            help="Give rows priorities, objectives and so on: 'client_id=c0, num_prompt_tokens>2000: priority=1'; "
+            "@FILE holds one a line. Repeatable.",
+        ),
+    ] = None
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="R", help="Stretch arrival times to R requests a second.")
     ] = None
     speedup: Annotated[
         float, typer.Option("--speedup", metavar="X", help="Divide arrival times by X: 2 is twice the load.")
     ] = 1.0
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Take the first N requests only.")] = None
+
+
+@dataclass(frozen=True)
+class OfferOptions:
+    """How a workload is offered."""
+
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            help="A closed loop: N users, each of whom offers the next request when the last has ended.",
+        ),
+    ] = None
+    think: Annotated[
+        float | None,
+        typer.Option(
+            "--think", metavar="S", help="Seconds between the two, with --concurrency; rows may say their own."
+        ),
+    ] = None
+    too_long: Annotated[
+        str,
+        typer.Option(
+            "--too-long",
+            metavar="HOW",
+            help="What becomes of prompts that leave no room for an output: refuse (the engine says no), clip or drop.",
+        ),
+    ] = "refuse"
     declared_max_tokens: Annotated[
         str,
         typer.Option(
@@ -104,6 +183,11 @@ class WorkloadOptions:
             help="Objectives of requests that bring none, in seconds: ttft=1.0,tpot=0.05. Goodput counts who met them.",
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class WorkloadOptions(OfferOptions, ShapeOptions, SourceOptions):
+    """What is offered."""
 
 
 @dataclass(frozen=True)
@@ -226,12 +310,20 @@ class FileOptions:
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Keep the experiment in a folder: records as Parquet, results, and what it was.",
+            help="Keep the experiment in a folder: records as Parquet, results, report.html, and what it was.",
         ),
     ] = None
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace another experiment that is in the folder of --out.")
     ] = False
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Write each figure as a PDF of one column with its data as CSV, and the table as LaTeX.",
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option(

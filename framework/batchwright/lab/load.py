@@ -43,12 +43,14 @@ class Load:
     def of(cls, run: RunRecord) -> Load:
         """The load of a run."""
         arrivals = [r.arrival_ns for r in run.requests]
+        # Users of a closed loop wait for their answers: they cannot offer more than the arm can do.
+        closed = run.workload.get("arrivals") == "closed"
         counted = measured(run)
         return cls(
             waited=_share(column(counted.steps, "num_waiting") > 0),
             kv_full=_kv_full(counted),
-            utilization=_utilization(run),
-            overloaded=_overloaded(run),
+            utilization=None if closed else _utilization(run),
+            overloaded=not closed and _overloaded(run),
             arrival_span_s=(max(arrivals) - min(arrivals)) / 1e9 if arrivals else 0.0,
         )
 

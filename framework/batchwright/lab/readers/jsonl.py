@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,16 @@ def to_json(row: WorkloadRow) -> dict[str, Any]:
         if value is not None and value != () and value != without.get(name):
             found[name] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+def write_jsonl(path: Path, rows: Iterable[WorkloadRow]) -> None:
+    """Write rows to such a file.
+
+    Raises:
+        WorkloadError: it cannot be written.
+    """
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(to_json(row), ensure_ascii=False) + "\n" for row in rows)
+    except OSError as error:
+        raise WorkloadError(f"cannot write {path}: {error.strerror or error}") from None
