@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -60,17 +61,47 @@ class StepResult:
     logprobs: Sequence[TokenLogprobs | None] | None = None
 
 
-@dataclass(slots=True)
+Draw = Callable[[int, int, int], "Sequence[int] | NDArray[np.uint32]"]
+"""Gives tokens that follow from a request's seed and their places alone: of a seed, the place in its output of the
+first, and how many."""
+
+
 class Ahead:
-    """What steps of one batch of decodes in a row will give, known before they are executed.
+    """What a batch will give, and the steps after it in which its rows go on decoding, known beforehand.
 
     Attributes:
-        token_ids: uint32[steps, rows]: the token of each row in each step.
         ends_ns: end of each step, in nanoseconds of the clock; the next one starts then.
+        draw: makes tokens one by one, when somebody reads them; None: all are in ``token_ids``.
     """
 
-    token_ids: NDArray[np.uint32]
-    ends_ns: Sequence[int]
+    __slots__ = ("_make", "_token_ids", "draw", "ends_ns")
+
+    def __init__(
+        self,
+        token_ids: NDArray[np.uint32] | Callable[[], NDArray[np.uint32]],
+        ends_ns: Sequence[int],
+        draw: Draw | None = None,
+    ) -> None:
+        """Takes tokens, or what makes them when they are first read, and ends."""
+        self._make = token_ids if callable(token_ids) else None
+        self._token_ids = None if callable(token_ids) else token_ids
+        self.ends_ns = ends_ns
+        self.draw = draw
+
+    @property
+    def token_ids(self) -> NDArray[np.uint32]:
+        """uint32[steps, rows that sample]: the token of each row in each step."""
+        if self._token_ids is None:
+            assert self._make is not None
+            self._token_ids = self._make()
+        return self._token_ids
+
+    def upto(self, when_ns: int) -> Ahead:
+        """Its steps that end by that time."""
+        num = bisect_right(self.ends_ns, when_ns)
+        if num == len(self.ends_ns):
+            return self
+        return Ahead(lambda: self.token_ids[:num], self.ends_ns[:num], self.draw)
 
 
 class Clock(Protocol):
@@ -218,15 +249,14 @@ class Backend(ABC):
         return self.collect(self.submit(batch))
 
     def look_ahead(self, batch: Batch, most: int, until_ns: int | None) -> Ahead | None:
-        """What executing a batch of decodes will give, and the steps after it in which its rows go on decoding.
+        """What executing a batch will give, and the steps after it in which its rows go on decoding.
 
         Each row's token is the input of its next step. Nothing is executed, and the clock stands still; each step is
         what ``submit`` and ``collect`` would give at that time. For backends with a virtual clock.
 
         Args:
-            batch: decodes only, one token each, as the first of these steps will run it. Blocks that these steps fill
-                may lack in its block tables.
-            most: steps at most, at least 1.
+            batch: as the first of these steps will run it. Blocks that these steps fill may lack in its block tables.
+            most: steps at most, at least 1; 1 where rows are no decodes.
             until_ns: no step starts at this time of the clock or later; None: no such time.
 
         Returns:

@@ -19,7 +19,6 @@ from batchwright.request import Request
 
 if TYPE_CHECKING:
     from batchwright.roster import Roster
-    from batchwright.roster_arrays import RosterArrays
 
 Ints = NDArray[np.int32]
 
@@ -67,37 +66,53 @@ class Row(NamedTuple):
 
 
 class Riders:
-    """The first rows of a batch, where they are decodes that go on together.
+    """The first rows of a batch, where they are decodes that go on together; read them while the batch is read.
 
     Attributes:
-        who: the same object in two batches: the same rows.
+        who: equal in two batches of one engine: the same rows.
         when: how far they are: between two batches with the same ``who`` each row grows by the difference.
     """
 
-    __slots__ = ("_arrays", "when", "who")
+    __slots__ = ("_num", "_roster", "when", "who")
 
-    def __init__(self, who: NDArray[np.intp], when: int, arrays: RosterArrays) -> None:
-        self.who = who
-        self.when = when
-        self._arrays = arrays
+    def __init__(self, roster: Roster) -> None:
+        """Takes the roster that they are, with somebody on it."""
+        self._roster = roster
+        self._num = roster.count
+        self.who = roster.version
+        self.when = roster.steps
 
     def __len__(self) -> int:
-        return len(self.who)
+        return self._num
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that they attend to, in all."""
+        return self._roster.num_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """The most that one of them attends to."""
+        return self._roster.most_tokens
+
+    def draws(self) -> list[tuple[int, int]]:
+        """Of each its seed, and the place in its output of the token that it samples: for few of them."""
+        return [(r._seed, self.when + r._offset - r.num_prompt_tokens) for r in self._roster.members]
 
     @property
     def context_lens(self) -> Ints:
         """int32[n]: see ``Batch``."""
-        return self._arrays.lengths(self.who, self.when)
+        return self._roster.arrays.lengths(self._roster.order, self.when)
 
     @property
     def seeds(self) -> NDArray[np.uint64]:
         """uint64[n]: see ``SamplingArrays``."""
-        return self._arrays.sampling("seed", self.who)
+        return self._roster.arrays.sampling("seed", self._roster.order)
 
     @property
     def output_indices(self) -> NDArray[np.int64]:
         """int64[n]: see ``SamplingArrays``."""
-        return self._arrays.num_outputs(self.who, self.when)
+        return self._roster.arrays.num_outputs(self._roster.order, self.when)
 
 
 class Batch:
@@ -107,6 +122,7 @@ class Batch:
         step_index: index of the step.
         block_size: tokens of a KV block.
         num_tokens: T, tokens of all rows.
+        num_riding: rows, its first, that are decodes which go on together.
     """
 
     def __init__(
@@ -131,11 +147,10 @@ class Batch:
         self.block_size = block_size
         self._requests = requests
         self._roster = roster
-        self._order = roster.order if roster is not None else _NOBODY
         self._steps = roster.steps if roster is not None else 0
-        self._riding = len(self._order)
+        self.num_riding = roster.count if roster is not None else 0
         self._counts = num_scheduled
-        self.num_tokens = self._riding + sum(num_scheduled)
+        self.num_tokens = self.num_riding + sum(num_scheduled)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -143,7 +158,7 @@ class Batch:
     @property
     def riders(self) -> Riders | None:
         """Its first rows, where they are decodes that go on together."""
-        return Riders(self._order, self._steps, self._roster.arrays) if self._roster is not None else None
+        return Riders(self._roster) if self._roster is not None and self.num_riding else None
 
     def rows_behind(self) -> Iterator[Row]:
         """The rows behind the riders, as plain numbers: for a backend that needs little, and of few rows."""
@@ -157,9 +172,14 @@ class Batch:
         _ = self.token_ids, self.slots, self.context_lens, self.samples, self.is_decode, self.sampling
 
     @kept
+    def _order(self) -> NDArray[np.intp]:
+        """The rows of the roster."""
+        return self._roster.order if self._roster is not None else _NOBODY
+
+    @kept
     def _others(self) -> Sequence[Request]:
         """The rows behind those of the roster."""
-        return self._requests[self._riding :] if self._riding else self._requests
+        return self._requests[self.num_riding :] if self.num_riding else self._requests
 
     @kept
     def request_ids(self) -> list[str]:
@@ -169,7 +189,7 @@ class Batch:
     @kept
     def num_scheduled(self) -> Ints:
         """int32[n]: tokens of each row in this step."""
-        return self._behind(np.ones(self._riding, dtype=np.int32), self._counts)
+        return self._behind(np.ones(self.num_riding, dtype=np.int32), self._counts)
 
     @kept
     def num_computed(self) -> Ints:
@@ -197,7 +217,7 @@ class Batch:
     def query_starts(self) -> Ints:
         """int32[n + 1]: row i's tokens are ``query_starts[i]:query_starts[i + 1]`` of the flat arrays."""
         if not self._counts:
-            return np.arange(self._riding + 1, dtype=np.int32)
+            return np.arange(self.num_riding + 1, dtype=np.int32)
         starts = np.zeros(len(self) + 1, dtype=np.int32)
         np.cumsum(self.num_scheduled, out=starts[1:])
         return starts
@@ -206,12 +226,12 @@ class Batch:
     def samples(self) -> NDArray[np.bool_]:
         """bool[n]: rows that sample a token, since nothing is pending after this step."""
         ends = [r.num_computed + n == r.num_tokens for r, n in zip(self._others, self._counts, strict=True)]
-        return self._behind(np.ones(self._riding, dtype=np.bool_), ends)
+        return self._behind(np.ones(self.num_riding, dtype=np.bool_), ends)
 
     @kept
     def is_decode(self) -> NDArray[np.bool_]:
         """bool[n]: rows that continue a request with its one last sampled token."""
-        return self._behind(np.ones(self._riding, dtype=np.bool_), [not r.is_prefilling for r in self._others])
+        return self._behind(np.ones(self.num_riding, dtype=np.bool_), [not r.is_prefilling for r in self._others])
 
     @kept
     def token_ids(self) -> Ints:
@@ -240,8 +260,8 @@ class Batch:
         widest = max(first.shape[1] if first is not None else 0, max(map(len, tables), default=0))
         out = np.zeros((len(self), widest), dtype=np.int32)
         if first is not None:
-            out[: self._riding, : first.shape[1]] = first
-        for row, table in zip(out[self._riding :], tables, strict=True):
+            out[: self.num_riding, : first.shape[1]] = first
+        for row, table in zip(out[self.num_riding :], tables, strict=True):
             row[: len(table)] = table
         return out
 
@@ -267,12 +287,12 @@ class Batch:
     def sampled_tokens(self) -> NDArray[np.int64]:
         """int64[m]: place among the T tokens of the last one of each row that samples."""
         if not self._counts:
-            return _up_to(self._riding).copy()
+            return _up_to(self.num_riding).copy()
         return self.query_starts[1:][self.samples].astype(np.int64) - 1
 
     @kept
     def _sampling_others(self) -> Sequence[Request]:
-        return [r for r, s in zip(self._others, self.samples[self._riding :].tolist(), strict=True) if s]
+        return [r for r, s in zip(self._others, self.samples[self.num_riding :].tolist(), strict=True) if s]
 
     @kept
     def seeds(self) -> NDArray[np.uint64]:

@@ -18,6 +18,8 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.prefix_index import PrefixIndex
 from batchwright.request import RESIDENT, Request
 
+_FEW = 4
+"""Blocks up to which they are taken one by one."""
 _MANY = 40
 """Blocks from which on they are freed together: fewer cost less one by one."""
 
@@ -96,9 +98,10 @@ class BlockManager:
     def append_each(self, requests: Sequence[Request]) -> None:
         """Give each of these residents one further block, in this order; there must be as many free."""
         size = self.block_size
-        if len(requests) == 1:
-            requests[0].block_table.append(self._take_one())
-            requests[0]._room += size
+        if len(requests) < _FEW:
+            for request in requests:
+                request.block_table.append(self._take_one())
+                request._room += size
             return
         for request, block in zip(requests, self._take(len(requests)), strict=True):
             request.block_table.append(block)
@@ -107,6 +110,10 @@ class BlockManager:
     def _take(self, num_blocks: int) -> list[int]:
         registered, references = self._registered, self._references
         blocks = self._free.take_all(num_blocks)
+        if not self._enabled:  # nothing is ever registered
+            for block in blocks:
+                references[block] = 1
+            return blocks
         for block in blocks:
             references[block] = 1
             if registered[block]:
@@ -130,7 +137,9 @@ class BlockManager:
         """Free all blocks of a request, last to first; shared ones stay with the others that hold them."""
         table, request.block_table = request.block_table, []
         table.reverse()
-        if len(table) < _MANY:
+        if not self._enabled:
+            self._release_unshared(table)
+        elif len(table) < _MANY:
             self._release_each(table)
         else:
             self._release_all(np.array(table, dtype=np.int32))
@@ -139,6 +148,16 @@ class BlockManager:
             request._run.end(request._num_registered)
             request._run = None
         request._room = request._num_registered = 0
+
+    def _release_unshared(self, blocks: list[int]) -> None:
+        """``_release_each`` where nothing is ever shared."""
+        references = self._references
+        for block in blocks:
+            references[block] = 0
+        if self._uncached_first:
+            self._free.put_first_each(blocks)
+        else:
+            self._free.put_last(blocks)
 
     def _release_each(self, blocks: list[int]) -> None:
         references = self._references

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import repeat
 from typing import Any
 
 from batchwright.backend import StepResult
@@ -39,8 +38,8 @@ class Detectors:
         self._config = config
         self.stop: Callable[[str], None] | None = None  # told why, when a run goes round in circles
         self._num_vain = 0  # tokens recomputed since anybody got on
-        self._window: deque[tuple[int, int]] = deque()  # (tokens, recomputed) of each step
-        self._tokens = self._recomputed = 0
+        self._window: deque[list[int]] = deque()  # runs of steps alike: (tokens, recomputed, how many steps)
+        self._num_steps = self._tokens = self._recomputed = 0  # in the window
         self._quiet_until = -1
         self._waiting: list[tuple[int, Request]] = []  # a heap by arrival; those gone are dropped when they come up
         self._reported: set[Request] = set()
@@ -77,7 +76,7 @@ class Detectors:
         if recomputed or self._recomputed:
             self._look_for_thrash(step.events, step.index, tokens, recomputed)
         else:
-            self._widen(tokens, 1)
+            self._widen(tokens, 0, 1)
         if step.sampled or tokens > recomputed:
             self._num_vain = 0
         else:
@@ -92,7 +91,7 @@ class Detectors:
         self._num_vain = 0  # somebody got a token
         num_tokens = len(leap.requests)
         if not self._recomputed and self._watch() is None:
-            self._widen(num_tokens, len(leap))
+            self._widen(num_tokens, 0, len(leap))
             return
         for index, end in enumerate(leap.ends_ns, leap.first_index):
             self._look_for_thrash(leap.events, index, num_tokens, 0)
@@ -127,29 +126,36 @@ class Detectors:
         return oldest
 
     def _look_for_thrash(self, events: list[dict[str, Any]], index: int, tokens: int, recomputed: int) -> None:
-        self._window.append((tokens, recomputed))
-        self._tokens += tokens
-        self._recomputed += recomputed
-        if len(self._window) > self._config.thrash_steps:
-            old = self._window.popleft()
-            self._tokens -= old[0]
-            self._recomputed -= old[1]
+        self._widen(tokens, recomputed, 1)
         if not self._recomputed:
             return
         share = self._recomputed / self._tokens
-        enough = len(self._window) >= min(_FEWEST_STEPS, self._config.thrash_steps)
+        enough = self._num_steps >= min(_FEWEST_STEPS, self._config.thrash_steps)
         if enough and share > self._config.thrash_share:
             if index >= self._quiet_until:
-                _report(events, index, "thrash", recomputed_share=round(share, 6), num_steps=len(self._window))
+                _report(events, index, "thrash", recomputed_share=round(share, 6), num_steps=self._num_steps)
             self._quiet_until = index + self._config.thrash_steps
 
-    def _widen(self, tokens: int, num_steps: int) -> None:
-        """``_look_for_thrash`` in so many steps, where nothing was recomputed for long."""
-        window = self._window
-        window.extend(repeat((tokens, 0), num_steps))
+    def _widen(self, tokens: int, recomputed: int, num_steps: int) -> None:
+        """Let so many steps into the window, and the oldest out."""
+        window, most = self._window, self._config.thrash_steps
+        if window and window[-1][0] == tokens and window[-1][1] == recomputed:
+            window[-1][2] += num_steps
+        else:
+            window.append([tokens, recomputed, num_steps])
         self._tokens += tokens * num_steps
-        for _ in range(len(window) - self._config.thrash_steps):
-            self._tokens -= window.popleft()[0]
+        self._recomputed += recomputed * num_steps
+        self._num_steps += num_steps
+        while self._num_steps > most:
+            oldest = window[0]
+            out = min(oldest[2], self._num_steps - most)
+            self._tokens -= oldest[0] * out
+            self._recomputed -= oldest[1] * out
+            self._num_steps -= out
+            if out == oldest[2]:
+                window.popleft()
+            else:
+                oldest[2] -= out
 
     def _look_for_livelock(self, step: Step) -> None:
         self._num_vain += step.num_recomputed

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchwright.backend import Ahead, Backend, BackendSettings, Capacity, Clock, VirtualClock
+from batchwright.backend import Backend, BackendSettings, Capacity, Clock, VirtualClock
 from batchwright.batch import Batch
 from batchwright.config import EngineConfig
 from batchwright.detectors import Detectors
@@ -222,8 +221,12 @@ class Engine:
             return True
         return any(r.request_id == request_id for r in self._aborted)
 
-    def advance(self) -> Step | None:
+    def advance(self, *, deferred: bool = False) -> Step | None:
         """One step without outputs, for drivers that read what they need through observers.
+
+        Args:
+            deferred: a simulator need not draw the step's tokens before somebody reads them, where nothing depends on
+                them. What comes of it is the same.
 
         Returns:
             The step as executed; None when nobody is here. With ``overlap`` the step before the one that was submitted;
@@ -234,16 +237,17 @@ class Engine:
         """
         if self._overlap is not None:
             return self._overlapped(self._overlap, with_outputs=False)[0]
-        step = self._advanced()
-        self.outputs_of(step, wanted=False)
+        step = self._advanced(deferred=deferred and self._looks_ahead)
+        if self._aborted or (step is not None and step.finished):
+            self.outputs_of(step, wanted=False)
         return step
 
-    def _advanced(self) -> Step | None:
+    def _advanced(self, *, deferred: bool = False) -> Step | None:
         if not self.scheduler.has_unfinished():
             return None
         self._stepping = True
         try:
-            return self._step()
+            return self._step(deferred=deferred)
         except BaseException:  # a PolicyError, say, or an interrupt: nothing is lost, and evictions stay
             if self.scheduler.in_flight is not None:  # its batch can be computed again
                 batch = self.scheduler.in_flight
@@ -257,7 +261,8 @@ class Engine:
         """Take the next steps at once, as far as nothing can be decided in them; for those who drive by ``advance``.
 
         That is possible on a simulator. What comes of them is what single steps would bring; observers of single steps,
-        and requests with stop strings, keep it from happening. It ends before anybody ends, and before blocks run out.
+        and requests with stop strings, keep it from happening. It ends with the step in which somebody ends by its
+        length, and before blocks run out.
 
         Args:
             until_ns: no step starts at this time of the engine's clock or later: when the next request arrives.
@@ -275,12 +280,19 @@ class Engine:
         batch, most = found
         now = self.clock.now_ns()
         ahead = self.backend.look_ahead(batch, most if max_steps is None else min(most, max_steps), until_ns)
+        if ahead is not None and whole and until_ns is not None:
+            ahead = ahead.upto(until_ns)
         if ahead is None:
             return 0
-        if whole and until_ns is not None:
-            num = bisect_right(ahead.ends_ns, until_ns)
-            ahead = Ahead(ahead.token_ids[:num], ahead.ends_ns[:num])
-        return self.scheduler.leap(batch, ahead, now, self.clock.wait_until_ns)
+        self._stepping = True
+        try:
+            taken = self.scheduler.leap(batch, ahead, now, self.clock.wait_until_ns)
+        finally:
+            self._stepping = False
+        if taken and (self.scheduler.step.finished or self._aborted):
+            self.release(self.scheduler.step)
+            self.outputs_of(self.scheduler.step, wanted=False)
+        return taken
 
     def _overlapped(
         self, overlap: Overlap, *, schedule: bool = True, with_outputs: bool = True
@@ -298,11 +310,16 @@ class Engine:
         """
         return self._overlapped(self._overlap, schedule=False)[1] if self._overlap is not None else []
 
-    def _step(self) -> Step:
+    def _step(self, *, deferred: bool = False) -> Step:
         scheduler = self.scheduler
         batch = scheduler.schedule(self.clock.now_ns())
         if not len(batch):
             return scheduler.update(batch, (), self.clock.now_ns())
+        if deferred and scheduler.can_defer:
+            ahead = self.backend.look_ahead(batch, 1, None)
+            if ahead is not None and ahead.draw is not None:
+                self.clock.wait_until_ns(ahead.ends_ns[0])
+                return scheduler.update_deferred(batch, ahead, ahead.ends_ns[0])
         try:
             result = self.backend.execute(batch)
             step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed, result.logprobs)

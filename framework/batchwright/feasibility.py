@@ -42,8 +42,9 @@ class Feasibility:
         length = num_output_tokens
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
             raise InvalidRequestError(f"{who}: num_output_tokens must be a whole number of at least 1, not {length!r}")
-        if self._vocab_size is not None:
-            highest = int(np.frombuffer(request._known, dtype=np.int32).max())
+        deferred = request._deferred
+        if self._vocab_size is not None and (deferred is None or deferred.vocab_size > self._vocab_size):
+            highest = int(np.frombuffer(request._tokens, dtype=np.int32).max())
             if highest >= self._vocab_size:
                 raise InvalidRequestError(
                     f"{who}: prompt_token_ids must be in [0, {self._vocab_size}), the model's vocabulary, "

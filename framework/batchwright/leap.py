@@ -1,20 +1,23 @@
 """Steps taken at once: stretches in which nothing can be decided.
 
-After a step of all residents, decodes all, a stationary policy decides the same again until somebody arrives, ends, is
-evicted or aborted. A backend that knows beforehand what those steps will give, as a simulator does, is asked once for
-all of them, and they are taken one after the other without a batch, a step and its hooks for each. What changes in a
-request, in blocks and in the prefix cache changes in the order of single steps.
+While nobody waits and all residents decode, a stationary policy lets them go on. Where somebody waits, it decides after
+a step of all residents, decodes all, the same again until somebody arrives, ends, is evicted or aborted. A backend that
+knows beforehand what those steps will give, as a simulator does, is asked once for all of them, and they are taken one
+after the other without a batch, a step and its hooks for each. What changes in a request, in blocks and in the prefix
+cache changes in the order of single steps. Who ends by its length ends in the last of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.results import why_at_its_end
+from batchwright.roster import EVERYBODY, NOBODY
 from batchwright.state import State
 from batchwright.step import Step
 
@@ -31,16 +34,16 @@ _NOBODY: frozenset[int] = frozenset()
 class Leap:
     """Steps that were taken at once, as observers are told of them.
 
-    Each step ran the same decodes, one token each; nobody came, went or was evicted.
+    Each step ran the same decodes, one token each; nobody came, went or was evicted but those who ended with the last.
 
     Attributes:
         first_index: index of the first step; the others follow.
         start_ns: start of the first step, nanoseconds of the engine's clock.
         ends_ns: end of each step, where the next one starts.
         requests: the batch of each step, in its order.
-        token_ids: uint32[steps, requests]: what each request got in each step.
         free_blocks: blocks that nobody holds, after each step.
         num_waiting: requests that wait.
+        finished: who ended with the last step, in batch order.
         events: what detectors report, as records with their ``step``.
     """
 
@@ -48,9 +51,10 @@ class Leap:
     start_ns: int
     ends_ns: Sequence[int]
     requests: Sequence[Request]
-    token_ids: NDArray[np.uint32]
+    _tokens: Callable[[], NDArray[np.uint32]]
     free_blocks: Sequence[int]
     num_waiting: int
+    finished: Sequence[Request] = ()
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -60,6 +64,11 @@ class Leap:
     def starts_ns(self) -> list[int]:
         """Start of each step."""
         return [self.start_ns, *self.ends_ns[:-1]]
+
+    @property
+    def token_ids(self) -> NDArray[np.uint32]:
+        """uint32[steps, requests]: what each request got in each step; read it while you are told of the leap."""
+        return self._tokens()
 
 
 class Leaper:
@@ -87,25 +96,51 @@ class Leaper:
         wanting |= {name for _, name in hooks.step_started if name not in hooks.policy.parts}
         self.is_allowed = hooks.policy.stationary and hooks.policy_alone and wanting <= informed
 
-    def most(self) -> int:
-        """How many steps can be taken at once at most, as far as that is known beforehand."""
+    def most(self, *, counts_decodes: bool) -> int:
+        """How many steps can be taken at once at most, as far as that is known beforehand.
+
+        Args:
+            counts_decodes: whether a decode takes a token of the budget.
+        """
         state = self._state
         if (
-            not state.still
-            or not self.is_allowed
+            not self.is_allowed
             or state.events  # told with the next step
             or state.num_stop_checks
             or state.num_logprobs
             or state.hooks.violation is not None
             or not state.hooks.neutral.stationary
-            or (state.queue and (len(state.blocks.looked_up) > _MANY or not state.blocks.is_as_found()))
         ):
             return 0
         roster = state.roster
-        return min(roster.num_steps_to_end() - 1, roster.most_ahead)
+        if state.queue:
+            if not state.still or len(state.blocks.looked_up) > _MANY or not state.blocks.is_as_found():
+                return 0
+        elif not state.still:
+            n = len(state.residents)
+            if not state.steady or state.num_apart or n > state.limits.max_num_seqs:
+                return 0
+            if counts_decodes and n > state.limits.max_num_batched_tokens:
+                return 0
+            if roster.count != n:
+                state.board(n)
+        return min(roster.num_steps_to_end(), roster.most_ahead)
+
+    def can_defer(self) -> bool:
+        """Whether nobody needs the tokens of the next step, but to read them one day."""
+        state = self._state
+        return (
+            self.is_allowed
+            and not state.stop_ids
+            and not state.num_stop_checks
+            and not state.num_logprobs
+            and not state.blocks.cache.enabled
+        )
 
     def take(self, ahead: Ahead, batch: Sequence[Request], index: int, now: int) -> Leap | None:
-        """Take steps as far as nothing is to be decided; None: not one.
+        """Take steps as far as nothing is to be decided in them; None: not one.
+
+        Who ends with the last has not ended yet: ``Leap.finished`` says who will.
 
         Args:
             ahead: what the backend gives.
@@ -114,26 +149,68 @@ class Leaper:
             now: its start, nanoseconds of the engine's clock.
         """
         state = self._state
-        roster, blocks = state.roster, state.blocks
-        num = len(ahead.ends_ns)
-        if state.stop_ids:
-            num = self._num_before_stop(ahead.token_ids[:num])
+        roster, blocks, ends = state.roster, state.blocks, ahead.ends_ns
+        num, draw = len(ends), ahead.draw
+        if draw is not None and self.can_defer():
+            roster.defer_ahead(num, draw)
+        else:
+            draw = None
+            if state.stop_ids:
+                num = self._num_before_stop(ahead.token_ids[:num])
+            roster.write_ahead(ahead.token_ids[:num])
         watched = self._watched() if state.queue and blocks.cache.enabled else _NOBODY
-        roster.write_ahead(ahead.token_ids[:num])
         free: list[int] = []
-        for end in ahead.ends_ns[:num]:
+        pool = blocks._free
+        ending: Sequence[Request] = ()
+        while (taken := len(free)) < num:
+            skipped = roster.skip(num - taken)
+            if skipped:
+                free += [pool.count] * skipped
+                roster.last_ns = ends[taken + skipped - 1]
+                continue
             if (roster.growing or roster.filling) and not self._make_room(watched):
                 break
             due = roster.due_next() if watched and state.late else ()
-            roster.next_step(end)
-            free.append(blocks.num_free)
-            if due and any(blocks.index.last_hash(request) in watched for request in due):
-                break  # who waits finds more in the cache from now on, or something else
-        if not free:
+            ending = roster.next_step(ends[taken])
+            free.append(pool.count)
+            if ending or (due and any(blocks.index.last_hash(request) in watched for request in due)):
+                break  # or: who waits finds more in the cache from now on, or something else
+        if not taken and not free:
             return None
         taken = len(free)
         self.num_steps += taken
-        return Leap(index, now, ahead.ends_ns[:taken], batch, ahead.token_ids[:taken], free, len(state.queue))
+
+        def tokens() -> NDArray[np.uint32]:
+            if draw is None:
+                return ahead.token_ids[:taken]
+            columns = [draw(r._seed, r.num_output_tokens - taken, taken) for r in batch]
+            return np.array(columns, dtype=np.uint32).T
+
+        return Leap(index, now, ends[:taken], batch, tokens, free, len(state.queue), ending)
+
+    def end(self, leap: Leap, step: Step) -> None:
+        """The requests that end with the last step end, and observers are told of them and of the leap."""
+        state = self._state
+        if leap.finished:
+            state.roster.advancing_to = EVERYBODY  # whoever is told of an end can read who ran
+            over = [(request, why_at_its_end(request)) for request in leap.finished]
+            try:
+                for request, reason in over:
+                    state.end(request, reason)
+                for request, reason in over if state.hooks.request_finished else ():
+                    state.tell(state.hooks.request_finished, request, reason)
+            finally:
+                state.roster.advancing_to = NOBODY
+                for request in leap.finished:
+                    request._scheduled = 0
+            step.finished = leap.finished
+            leap.free_blocks = [*leap.free_blocks[:-1], state.blocks.num_free]
+            if state.events:
+                leap.events += state.events
+                state.events = []
+        if state.hooks.steps_leapt:
+            state.tell(state.hooks.steps_leapt, leap)
+        step.events = leap.events
 
     def _num_before_stop(self, token_ids: NDArray[np.uint32]) -> int:
         """Steps before the first with a token that could stop anybody."""
@@ -152,7 +229,7 @@ class Leaper:
         """
         state = self._state
         roster, blocks = state.roster, state.blocks
-        growing = list(roster.growing)
+        growing = [*roster.growing]
         if len(growing) > blocks.num_free:
             return False
         if watched:
@@ -176,9 +253,11 @@ def last_step(state: State, leap: Leap, *, counts_decodes: bool) -> Step:
     start = leap.ends_ns[-2] if num > 1 else leap.start_ns
     step = Step(state, start, leap.first_index + num - 1)
     step.batch = list(leap.requests)
+    step.num_residents = len(step.batch)
     step._num_riding = step.num_decodes = len(step.batch)
     if counts_decodes:
         step.budget -= len(step.batch)
     step.sampled = step.batch
+    step._num_advanced = len(step.batch)
     step.end = leap.ends_ns[-1]
     return step

@@ -24,9 +24,10 @@ class Policy(Parametrized):
             then refused.
         budget_counts_decodes: whether a decode takes a token of the budget.
         uses_predict: whether it calls ``step.predict_s``: refused on a backend without a cost estimate.
-        stationary: with no arrival, end, eviction or abort, what the last step decided is decided again; while nobody
-            waits and all residents decode, such a policy is not asked anew. Not inherited by a class that has decision
-            hooks of its own: it says so again.
+        stationary: with no arrival, end, eviction or abort, what the last step decided is decided again; and while
+            nobody waits and no prompt is under way, all residents decode in every step, whoever came or ended before.
+            Such a policy is not asked then. Not inherited by a class that has decision hooks of its own: it says so
+            again.
         scans_waiting: whether a step may look at all who wait; False: at few of them, however many there are.
         preemptive: whether its preemption may evict a resident to let a newcomer in.
         reserves_all: whether its reservation takes the blocks of all that a request can ever need.

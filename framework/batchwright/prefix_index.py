@@ -185,7 +185,7 @@ class PrefixIndex:
         size, new = self._size, []
         first, last = request._num_registered, num_tokens // size
         if first < last:
-            tokens = request._known[first * size : last * size].tobytes()
+            tokens = request._tokens[first * size : last * size].tobytes()
             if last - first >= _MANY and self._register_all(request, first, last, tokens):
                 return request.block_table[first:last]
             for (part,) in self._split(tokens):

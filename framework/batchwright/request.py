@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from batchwright.errors import InvalidRequestError
 from batchwright.sampling_params import SamplingParams
-from batchwright.token_ids import Prompt, TokenIds, pack_tokens
+from batchwright.token_ids import DeferredTokens, Prompt, TokenIds, pack_tokens
 
 if TYPE_CHECKING:
     from batchwright.logprobs import TokenLogprobs
@@ -28,6 +30,7 @@ UNKNOWN = -1
 """A token, or the time of one, that was sampled and is not known yet: with overlap the next step is scheduled first."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_ZERO = array("i", [0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Request:
     __slots__ = (
         "_admission",
         "_computed",
+        "_deferred",
         "_due",
         "_end",
         "_entry",
@@ -97,6 +101,7 @@ class Request:
         "_state",
         "_stop_check",
         "_stop_ids",
+        "_unmade",
         "arrival_index",
         "arrival_ns",
         "block_table",
@@ -124,7 +129,7 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: Prompt,
+        prompt_token_ids: Prompt | DeferredTokens,
         sampling_params: SamplingParams | None = None,
         *,
         arrival_ns: int = 0,
@@ -149,7 +154,15 @@ class Request:
         guess = predicted_output_tokens
         if guess is not None and (not isinstance(guess, int) or guess < 0):
             raise InvalidRequestError(f"predicted_output_tokens must be a whole number of at least 0, not {guess!r}")
-        self._known = pack_tokens(prompt_token_ids)  # its tokens, as far as they do not stand in the roster
+        # Its tokens, as far as they do not stand in the roster; in the place of those that are made later stand zeros.
+        self._known: array[int]
+        self._unmade: list[tuple[int, int]] | None = None  # ranges of these
+        self._deferred: DeferredTokens | None = None  # its prompt, where that is one of them
+        if isinstance(prompt_token_ids, DeferredTokens):
+            self._known, self._deferred = _ZERO * len(prompt_token_ids), prompt_token_ids
+            self._unmade = [(0, len(prompt_token_ids))]
+        else:
+            self._known = pack_tokens(prompt_token_ids)
         self.request_id = request_id
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
         self.arrival_ns = arrival_ns
@@ -206,7 +219,20 @@ class Request:
         """All its tokens."""
         if self._row >= 0:
             self._roster.settle(self)
+        if self._unmade is not None:
+            self._make_tokens()
         return self._known
+
+    def _make_tokens(self) -> None:
+        """Make those that nobody has read before."""
+        unmade, self._unmade = self._unmade or (), None
+        num_prompt = self.num_prompt_tokens
+        for first, last in unmade:
+            if self._deferred is not None and not first:
+                made = self._deferred.make()
+            else:
+                made = self._roster.draw(self._seed, first - num_prompt, last - first)
+            self._known[first:last] = array("i", np.asarray(made, dtype=np.int32).tobytes())
 
     @property
     def num_tokens(self) -> int:
@@ -307,6 +333,8 @@ class Request:
     @property
     def prompt_token_ids(self) -> TokenIds:
         """The prompt, read-only."""
+        if self._unmade is not None:
+            self._make_tokens()
         return TokenIds(self._known, 0, self.num_prompt_tokens)
 
     @property

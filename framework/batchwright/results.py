@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.backend import Draw, StepResult
 from batchwright.errors import BackendError
 from batchwright.logprobs import TokenLogprobs, keep_logprobs
 from batchwright.request import RESIDENT, UNKNOWN, Request
@@ -19,6 +20,26 @@ _FEW = 200
 """Ids whose largest is found sooner by a loop."""
 
 Packed = NDArray[np.uint32]
+
+
+class DeferredResult(StepResult):
+    """What a backend gives where nobody needed the tokens: who reads them, while it is told of the step, draws them."""
+
+    __slots__ = ("_draw", "_sampled")
+
+    def __init__(self, step: Step, draw: Draw) -> None:
+        super().__init__((), (step.end or step.now) - step.now)
+        self._sampled, self._draw = step.sampled, draw
+
+    @property
+    def token_ids(self) -> Sequence[int]:  # type: ignore[override]
+        """One sampled token for each row that samples."""
+        return [int(self._draw(r._seed, r.num_output_tokens - 1, 1)[0]) for r in self._sampled]
+
+    @token_ids.setter
+    def token_ids(self, value: Sequence[int]) -> None:
+        pass
+
 
 Over = list[tuple[Request, str]]
 """Requests that end with this step and why, in batch order."""
@@ -91,8 +112,24 @@ def take_results(
         rows = rows_that_sample(step)
         keep_logprobs([r if r._state == RESIDENT and r.request_id not in failed else None for r in rows], logprobs)
     sampled: Sequence[Request] = advance(state, step, ids, packed, now, over) if riding else ()
+    step._num_advanced = len(sampled)
     if others:
         sampled = [*sampled, *append_each(state, step, others, samples, ids[riding:], now, failed, over)]
+    return sampled
+
+
+def take_deferred(state: State, step: Step, draw: Draw, now: int, over: Over) -> Sequence[Request]:
+    """``take_results`` where nobody needs the tokens now: who reads them draws them. Nobody can stop with one."""
+    riding = step._num_riding
+    others, samples = _others(step)
+    sampled: Sequence[Request] = step.batch[:riding] if others else step.batch
+    step._num_advanced = riding
+    if riding:
+        state.roster.draw = draw
+        over += [(request, why_at_its_end(request)) for request in state.roster.advance_deferred(now)]
+    if others:
+        tokens = [draw(r._seed, r.num_output_tokens, 1)[0] for r, ends in zip(others, samples, strict=True) if ends]
+        sampled = [*sampled, *append_each(state, step, others, samples, tokens, now, {}, over)]
     return sampled
 
 
@@ -112,7 +149,8 @@ def advance(state: State, step: Step, ids: array[int], packed: Packed, now: int,
         ending = sorted(stopped.union(ending), key=BY_ADMISSION)
     going_on = []
     for request in ending:
-        reason = _ends(request, request._tokens[-1])
+        roster.settle(request)
+        reason = _ends(request, request._known[-1])
         if reason is not None:
             over.append((request, reason))
         else:
@@ -179,6 +217,11 @@ def _ends(request: Request, token: int) -> str | None:
     reason = stops(request, token) if token != UNKNOWN else None
     if reason is not None or request.num_tokens < request._end:
         return reason
+    return why_at_its_end(request)
+
+
+def why_at_its_end(request: Request) -> str:
+    """Why a request ends that has all its tokens."""
     return "length" if request.num_output_tokens >= request.max_tokens else "trace"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from batchwright.offers import Offers
-from batchwright.request import RESIDENT, Request
+from batchwright.request import RESIDENT
 from batchwright.roster import BY_ADMISSION, EVERYBODY
 from batchwright.rules import Rules
 from batchwright.step import Step
@@ -26,7 +26,7 @@ class Riders(Offers):
             state.num_apart -= 1
             return False
         if roster.count != n:
-            roster.enter(self._newcomers(n - roster.count))
+            state.board(n)
         if state.prefilling and next(iter(state.prefilling))._admission < roster.newest._admission:
             return False  # a prompt stands between decodes
         blocks = state.blocks
@@ -92,13 +92,3 @@ class Riders(Offers):
         ride_up_to(len(everybody))
         roster.growing, roster.filling = {}, {}
         roster.advancing_to = EVERYBODY
-
-    def _newcomers(self, num: int) -> list[Request]:
-        """The decodes that are not on the roster, so many, in order of admission; most often they are the newest."""
-        found = []
-        for request in reversed(self._state.residents):
-            if request._row < 0 and not request._prefilling:
-                found.append(request)
-                if len(found) == num:
-                    break
-        return found[::-1]

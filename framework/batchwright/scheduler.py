@@ -35,7 +35,7 @@ from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
 from batchwright.request import UNKNOWN, Request
 from batchwright.resolve import default_policy, resolve_policy
-from batchwright.results import Over, checked_tokens, take_results, unknown_tokens
+from batchwright.results import DeferredResult, Over, checked_tokens, take_deferred, take_results, unknown_tokens
 from batchwright.rules import Rules
 from batchwright.settlement import Settlement
 from batchwright.state import State
@@ -233,7 +233,7 @@ class Scheduler:
             if not self._state.requests:  # an observer aborted the last one: there is no step
                 self._num_steps -= 1
                 return Batch(self._num_steps, self.blocks.block_size, (), ())
-            if len(self.running) != step.num_residents:  # observers may abort
+            if len(self._state.residents) != step.num_residents:  # observers may abort
                 step._take_stock()
         self._state.building = True
         try:
@@ -276,11 +276,13 @@ class Scheduler:
                 violation, self._hooks.violation = self._hooks.violation, None
                 raise violation
             self._builder.build(step, self._rules)
+            self._state.failed = False
         except BaseException as error:
             self._state.still = False
             self._builder.undo(step)
             if not isinstance(error, PolicyError):
                 raise
+            self._state.failed = True
             self._policy_fault(error)
             self._state.still = step._by_policy = False
             try:
@@ -329,8 +331,33 @@ class Scheduler:
                 for block in step._fresh.get(request, ()) if request.request_id in failed else ():
                     self.blocks.unregister(block)
         self._batch = None
-        self._step_end.advance(step, over, repeats=self._repeats)
-        self._step_end.tell(step, over, StepResult(list(ids), now - step.now, failed or {}, logprobs))
+        self._step_end.advance(step, over)
+        given = token_ids if type(token_ids) is list else list(ids)
+        self._step_end.tell(step, over, StepResult(given, now - step.now, failed or {}, logprobs))
+        return step
+
+    @property
+    def can_defer(self) -> bool:
+        """Whether ``update_deferred`` may take the place of ``update`` for the last batch."""
+        return self._leaper.can_defer()
+
+    def update_deferred(self, batch: Batch, ahead: Ahead, now: int) -> Step:
+        """``update`` with tokens that are drawn when somebody reads them, where ``can_defer`` says that nobody must.
+
+        Args:
+            batch: what the last ``schedule`` returned.
+            ahead: what the backend will give for it; it draws.
+            now: nanoseconds of the engine's clock, after the execution.
+        """
+        if batch is not self._batch or ahead.draw is None:
+            raise BatchwrightError("update_deferred() takes the batch of the last schedule(), once, and what draws")
+        step = self.step
+        over: Over = []
+        step.sampled = take_deferred(self._state, step, ahead.draw, now, over)
+        step.end = now
+        self._batch = None
+        self._step_end.advance(step, over)
+        self._step_end.tell(step, over, DeferredResult(step, ahead.draw))
         return step
 
     def fail(self, batch: Batch, error: str, *, retry: bool, now: int = 0) -> Step:
@@ -360,7 +387,7 @@ class Scheduler:
         """
         if self._batch is not None or self._state.awaited is not None:
             return None
-        most = self._leaper.most()
+        most = self._leaper.most(counts_decodes=self._rules.counts_decodes)
         if most < 1:
             return None
         state = self._state
@@ -385,9 +412,7 @@ class Scheduler:
         self._num_steps += len(leap)
         self.step = last_step(state, leap, counts_decodes=self._rules.counts_decodes)
         wait_until_ns(leap.ends_ns[-1])
-        if self._hooks.steps_leapt:
-            state.tell(self._hooks.steps_leapt, leap)
-        self.step.events = leap.events
+        self._leaper.end(leap, self.step)
         return len(leap)
 
     @property
@@ -419,7 +444,7 @@ class Scheduler:
         awaited.ended = dict(over)
         awaited.attach()
         self._batch = None
-        self._step_end.advance(step, over, repeats=self._repeats)
+        self._step_end.advance(step, over)
         self._step_end.tell(step, over, AwaitedResult(awaited))
         return step
 
@@ -493,8 +518,8 @@ class Scheduler:
 
     def _bind_rules(self) -> None:
         self._rules = Rules(self._hooks)
-        self._repeats = self._hooks.policy.stationary and self._hooks.policy_alone
-        self._state.still = False
+        self._state.repeats = self._hooks.policy.stationary and self._hooks.policy_alone
+        self._state.still = self._state.failed = False
         self._leaper.bind()
 
     def _check_predict(self, active: ActivePolicy) -> None:

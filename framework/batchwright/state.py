@@ -41,8 +41,10 @@ class State:
         num_stop_checks: unfinished requests with stop strings.
         num_logprobs: unfinished requests that want log-probabilities.
         roster: the decodes that advance together.
-        still: what the last step decided is decided again: all residents decoded, by a policy that declares itself
-            stationary, nobody was evicted, and nobody came or went since.
+        repeats: the policy declares itself stationary, and nobody decides beside it.
+        still: what the last step decided is decided again: all residents decoded, by such a policy, nobody was evicted,
+            and nobody came or went since.
+        failed: the policy failed when it was asked last.
         num_apart: steps for which decodes are still decided one by one, after the roster was disbanded.
         num_admissions: admissions so far.
         building: a step is being built; queues are frozen.
@@ -78,14 +80,31 @@ class State:
         self.building = False
         self.roster = Roster(blocks, early=self.early)
         self.num_apart = 0
-        self.still = False
+        self.repeats = self.still = self.failed = False
         self.num_admissions = 0
         self.awaited: Awaited | None = None
 
     @property
     def steady(self) -> bool:
-        """Still, and nobody waits: the policy need not be asked, whatever changes in the cache."""
-        return self.still and not self.queue
+        """Nobody waits and all residents decode: a stationary policy lets all of them go on, and is not asked."""
+        return (
+            self.repeats
+            and not self.queue
+            and not self.prefilling
+            and not self.failed
+            and self.hooks.neutral.stationary
+            and bool(self.residents)
+        )
+
+    def board(self, num: int) -> None:
+        """Put all decodes on the roster; they are so many. Most often those that are not on it are the newest."""
+        missing, found = num - self.roster.count, []
+        for request in reversed(self.residents):
+            if request._row < 0 and not request._prefilling:
+                found.append(request)
+                if len(found) == missing:
+                    break
+        self.roster.enter(found[::-1])
 
     def end(self, request: Request, reason: str) -> None:
         """End an unfinished request; its blocks are free when this returns."""

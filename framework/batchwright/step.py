@@ -90,6 +90,7 @@ class Step:
         "_fresh",
         "_grown",
         "_grown_by_one",
+        "_num_advanced",
         "_num_riding",
         "_prefilling",
         "_state",
@@ -123,7 +124,7 @@ class Step:
         self.preempted: list[Request] = []
         self.sampled: Sequence[Request] = ()
         self.finished: Sequence[Request] = ()
-        self.num_residents = len(self.running)
+        self.num_residents = len(state.residents)
         self.num_prefill_tokens = 0
         self.num_decodes = 0
         self.num_recomputed = 0
@@ -139,6 +140,7 @@ class Step:
         self._prefilling: tuple[Request, ...] | None = None
         self._by_policy = True  # not by the fallback
         self._num_riding = 0  # rows of the batch, its first, that are the roster
+        self._num_advanced = 0  # of those who got a token, the first, who got it on the roster
         self._decodes: Sequence[Request] | None = None
 
     def _take_stock(self) -> None:

@@ -18,18 +18,17 @@ class StepEnd:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def advance(self, step: Step, over: Over, *, repeats: bool) -> None:
+    def advance(self, step: Step, over: Over) -> None:
         """The step is over, and these requests end with it.
 
         Args:
             step: its results are taken.
             over: who ends and why, in batch order.
-            repeats: the policy decides the same again while nothing changes.
         """
         state = self._state
         state.still = (
-            repeats
-            and step._num_riding == len(step.batch) == len(step.running) > 0
+            state.repeats
+            and step._num_riding == len(step.batch) == len(state.residents) > 0
             and not state.prefilling
             and step._by_policy
             and not step.preempted

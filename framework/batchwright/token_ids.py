@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -13,6 +13,26 @@ from batchwright.errors import InvalidRequestError
 
 Prompt = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids, as anything that holds ints."""
+
+
+class DeferredTokens:
+    """A prompt whose token ids are made when somebody reads them: of a simulated one most often nobody does.
+
+    Attributes:
+        vocab_size: they are in ``range(vocab_size)``.
+        make: gives them, int32[len], the same whenever it is called.
+    """
+
+    __slots__ = ("_num", "make", "vocab_size")
+
+    def __init__(self, num: int, vocab_size: int, make: Callable[[], NDArray[np.int32]]) -> None:
+        """Takes how many they are, and what makes them."""
+        self._num = num
+        self.vocab_size = vocab_size
+        self.make = make
+
+    def __len__(self) -> int:
+        return self._num
 
 
 class TokenIds(Sequence[int]):

@@ -190,27 +190,36 @@ def test_an_engine_leaps_only_where_nothing_can_be_decided() -> None:
         engine.add_request(make_request("a", 10, 100))
         assert engine.leap() == 0  # it waits
         engine.advance()
-        assert engine.leap() == 0  # that step was its prompt
-        engine.advance()
         assert engine.leap(max_steps=0) == 0
-        assert engine.leap(max_steps=5) == 5
-        assert engine.scheduler.step.index == 6 and engine.scheduler.num_leapt == 5
+        assert engine.leap(max_steps=6) == 6  # that step was its prompt, and all residents decode now
+        assert engine.scheduler.step.index == 6 and engine.scheduler.num_leapt == 6
         now = engine.clock.now_ns()
         assert engine.leap(until_ns=now) == 0 and engine.leap(until_ns=now + 1) == 1
         engine.add_request(make_request("b", 10, 100))
         assert engine.leap() == 0  # it could be admitted
         engine.advance()
-        engine.advance()
         assert engine.leap(max_steps=2) == 2
         engine.abort("b")
-        assert engine.leap() == 0  # its room could be used
-        engine.advance()
+        request = engine.scheduler.get("a")
+        assert engine.leap(max_steps=1) == 1  # nobody waits for its room
         while engine.leap():
             pass
-        request = engine.scheduler.get("a")
-        assert request is not None and request.num_output_tokens == 99  # its end is a step of its own
+        assert request is not None and request.num_output_tokens == 100  # it ended with the last step
+        assert request.is_finished and not engine.has_unfinished() and engine.leap() == 0
+
+
+def test_where_somebody_waits_an_end_is_asked_about() -> None:
+    with Engine(EngineConfig.parse({"backend": BACKEND, "policy": "vllm_v1", "max_num_seqs": 2})) as engine:
+        for name, length in (("a", 9), ("b", 20), ("c", 20)):
+            engine.add_request(make_request(name, 10, length))
         engine.advance()
-        assert not engine.has_unfinished() and engine.leap() == 0
+        assert engine.leap() == 0  # they were admitted: who waits was not refused in a step like the next
+        engine.advance()
+        assert engine.leap() == 7 and [r.request_id for r in engine.scheduler.step.finished] == ["a"]
+        assert engine.leap() == 0  # its seat is free
+        engine.advance()
+        assert [r.request_id for r in engine.scheduler.running] == ["b", "c"]
+        assert engine.leap() > 0  # nobody waits
 
 
 def test_requests_with_stop_tokens_end_where_they_would() -> None:

@@ -29,7 +29,11 @@ def test_times_steps_and_batches_are_the_same(max_steps: int | None) -> None:
     for one, other in zip(ahead.requests, plain.requests, strict=True):
         assert (one.first_scheduled_ns is None) == (other.first_scheduled_ns is None)
         assert (one.first_scheduled_ns or 0) <= (other.first_scheduled_ns or 0)  # while the step before it runs
-        assert replace(one, first_scheduled_ns=None) == replace(other, first_scheduled_ns=None)
+        for name in ("preempted_ns", "resumed_ns"):
+            whens = zip(getattr(one, name), getattr(other, name), strict=True)
+            assert all(early <= late for early, late in whens)
+        scheduled = {"first_scheduled_ns": None, "preempted_ns": (), "resumed_ns": ()}
+        assert replace(one, **scheduled) == replace(other, **scheduled)
     assert ahead.steps == plain.steps and ahead.batches == plain.batches
     assert (ahead.stopped, ahead.duration_ns) == (plain.stopped, plain.duration_ns)
     assert ahead.settings["overlap"] is True

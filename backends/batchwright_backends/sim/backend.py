@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat
 
 from batchwright.backend import Ahead, Backend, BackendSettings, Capacity, StepResult, VirtualClock
-from batchwright.batch import Batch, Riders
+from batchwright.batch import Batch, Riders, Row
 from batchwright.errors import ConfigError
 from batchwright_backends.sim.checked import Checked, check
 from batchwright_backends.sim.cost import CostModel
@@ -19,7 +20,7 @@ from batchwright_backends.sim.memory import check_fits, plan_memory
 from batchwright_backends.sim.noise import StepNoise
 from batchwright_backends.sim.ride import Ride, attention_of
 from batchwright_backends.sim.target import parse_target
-from batchwright_backends.sim.tokens import TokenDraw
+from batchwright_backends.sim.tokens import ComingTokens, TokenDraw
 
 DEFAULT_BLOCK_SIZE = 16
 _FEW = 8
@@ -97,6 +98,7 @@ class SimBackend(Backend):
         )
         self._tokens = TokenDraw(shape.vocab_size, shape.eos_token_ids)
         self._noise = StepNoise(options.noise, settings.seed, options.noise_seed) if options.noise else None
+        self._coming = ComingTokens(self._tokens)
         self._ride: Ride | None = None
 
     def capacity(self) -> Capacity:
@@ -105,29 +107,28 @@ class SimBackend(Backend):
 
     def submit(self, batch: Batch) -> StepResult:
         """The result itself, since nothing has to be waited for; the clock stands until it is collected."""
-        riders = batch.riders
-        num_behind = len(batch) - (len(riders) if riders is not None else 0)
-        if num_behind > _FEW or (num_behind and self.cost.shape.num_sliding_layers):
+        riders, num_behind = batch.riders, len(batch) - batch.num_riding
+        if riders is not None and not num_behind:
+            tokens, seconds = self._ride_of(riders).step(riders)
+        elif self._is_many(num_behind):
             tokens = self._tokens.draw(batch.seeds, batch.output_indices)
             seconds = self._seconds(batch, len(tokens))
-        elif num_behind or riders is None:
-            tokens, seconds = self._mixed(batch, riders)
         else:
-            ride = self._ride_of(riders)
-            tokens, seconds = ride.tokens(riders.when), ride.seconds(riders.when)
+            tokens = [*self._ride_of(riders).step(riders)[0]] if riders is not None else []
+            rows = list(batch.rows_behind())
+            tokens += [self._tokens.draw_one(row.seed, row.output_index) for row in rows if row.samples]
+            seconds = self._seconds_of_few(batch, riders, rows, len(tokens))
         return StepResult(tokens, self._rounded(seconds, batch.step_index))
 
-    def _mixed(self, batch: Batch, riders: Riders | None) -> tuple[list[int], float]:
-        """Tokens and seconds of a batch in which few rows do not ride."""
-        rows = list(batch.rows_behind())
-        tokens, reads = [], None
-        if riders is not None:
-            ride = self._ride_of(riders)
-            tokens, reads = ride.tokens(riders.when), ride.attention(riders.when)
-        tokens += [self._tokens.draw_one(row.seed, row.output_index) for row in rows if row.samples]
+    def _is_many(self, num_behind: int) -> bool:
+        """Whether there are so many rows that do not ride that arrays cost less than plain numbers."""
+        return num_behind > _FEW or bool(num_behind and self.cost.shape.num_sliding_layers)
+
+    def _seconds_of_few(self, batch: Batch, riders: Riders | None, rows: Sequence[Row], num_sampled: int) -> float:
+        """Seconds of a batch in which few rows do not ride, but some."""
+        reads = self._ride_of(riders).attention(riders.when) if riders is not None else None
         attention = attention_of(rows, self.cost.gpu.chunk_attention.tile, reads)
-        load = StepLoad(len(batch), batch.num_tokens, len(tokens), attention)
-        return tokens, self.cost.step_s(load)
+        return self.cost.step_s(StepLoad(len(batch), batch.num_tokens, num_sampled, attention))
 
     def collect(self, handle: StepResult) -> StepResult:
         """The result, at the time when a GPU would have had it."""
@@ -135,18 +136,39 @@ class SimBackend(Backend):
         return handle
 
     def look_ahead(self, batch: Batch, most: int, until_ns: int | None) -> Ahead | None:
-        """See ``Backend``: of decodes all is known beforehand."""
-        riders = batch.riders
-        if riders is None or len(riders) != len(batch):
+        """See ``Backend``: all is known beforehand."""
+        riders, now, ends = batch.riders, self._clock.now_ns(), []
+        num_riding = batch.num_riding
+        if riders is None or num_riding != len(batch):
+            if self._is_many(len(batch) - num_riding):
+                seconds = self._seconds(batch, int(np.count_nonzero(batch.samples)))
+            else:
+                rows = list(batch.rows_behind())
+                num_sampled = num_riding + sum(row.samples for row in rows)
+                seconds = self._seconds_of_few(batch, riders, rows, num_sampled)
+            ends.append(now + self._rounded(seconds, batch.step_index))
+            return Ahead(lambda: np.array([self._tokens.draw(batch.seeds, batch.output_indices)]), ends, self._draw)
+        ride, index, when = self._ride_of(riders), batch.step_index, riders.when
+        num_asked, plain = most if until_ns is None else 1, self._noise is None
+        while len(ends) < most and (until_ns is None or now < until_ns):
+            for seconds in ride.seconds(when + len(ends), min(num_asked, most - len(ends))):
+                if until_ns is not None and now >= until_ns:
+                    break
+                last = round(1e9 * seconds) if plain else self._rounded(seconds, index + len(ends))
+                now += last
+                ends.append(now)
+            if until_ns is not None:
+                num_asked = 1 + (until_ns - now) // max(1, last)  # steps of decodes last about as long as each other
+        if not ends:
             return None
-        ride, first, index = self._ride_of(riders), riders.when, batch.step_index
-        now, ends = self._clock.now_ns(), []
-        for step in range(most):
-            if until_ns is not None and now >= until_ns:
-                break
-            now += self._rounded(ride.seconds(first + step), index + step)
-            ends.append(now)
-        return Ahead(ride.tokens_ahead(first, len(ends)), ends) if ends else None
+        return Ahead(lambda: ride.tokens_ahead(riders, len(ends)), ends, self._draw)
+
+    def _draw(self, seed: int, output_index: int, num_tokens: int) -> Sequence[int] | NDArray[np.uint32]:
+        if num_tokens == 1:
+            return (self._tokens.draw_one(seed, output_index),)
+        return self._tokens.draw_ahead(
+            np.array([seed], dtype=np.uint64), np.array([output_index], dtype=np.int64), num_tokens
+        )[:, 0]
 
     def predict_s(self, batch: Batch) -> float:
         """Seconds of a batch: exactly what executing it would take, but for noise."""
@@ -159,7 +181,7 @@ class SimBackend(Backend):
     def _ride_of(self, riders: Riders) -> Ride:
         ride = self._ride
         if ride is None or ride.who is not riders.who:
-            ride = self._ride = Ride(riders, self.cost, self._tokens)
+            ride = self._ride = Ride(riders, self.cost, self._tokens, self._coming)
         return ride
 
     def _rounded(self, seconds: float, step_index: int) -> int:

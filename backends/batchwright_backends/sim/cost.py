@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import expm1
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,15 @@ class CostModel:
         decode, chunk = gpu.decode_attention, gpu.chunk_attention
         self._kv_s = 2 * kv_width * bytes_ / decode.bandwidth  # a token of context read
         self._decode_row_s = decode.head_row_s * kv_heads
+        self._decode_terms = (
+            self._kv_s,
+            decode.row_power,
+            decode.power,
+            decode.key_s,
+            decode.floor_s,
+            decode.ramp_s,
+            decode.ramp_rows,
+        )
         self._chunk_row_s = chunk.head_row_s * kv_heads
         self._pair_s = 4 * q_width / chunk.flops  # a query against a key: two products of head_dim, 2 FLOP each
         self._io_s = 2 * (q_width + kv_width) * bytes_ / chunk.io_bandwidth  # Q, K, V in, output out
@@ -108,20 +118,29 @@ class CostModel:
     def decode_s(self, num_rows: int, kv_tokens: int, kv_max: int) -> float:
         """Seconds of a step whose rows have one token each and sample, in a model without sliding layers.
 
-        It is what :meth:`step_s` answers for such a step, without the objects: a step of decodes follows from the one
-        before it by two additions.
+        It is what :meth:`step_s` answers for such a step, without the objects.
 
         Args:
             num_rows: requests, at least 1.
-            kv_tokens: tokens that they attend to, their own included; grows by ``num_rows`` a step.
-            kv_max: the longest of these contexts; grows by 1 a step.
+            kv_tokens: tokens that they attend to, their own included.
+            kv_max: the longest of these contexts.
+        """
+        return self.decodes_s(num_rows, kv_tokens, kv_max, 1)[0]
+
+    def decodes_s(self, num_rows: int, kv_tokens: int, kv_max: int, num_steps: int) -> list[float]:
+        """Seconds of so many steps that the same rows take one after the other, as :meth:`decode_s` of each.
+
+        Args:
+            num_rows, kv_tokens, kv_max: of the first; in each further one all rows are longer by one.
+            num_steps: at least 1.
         """
         fixed = self._decodes_s.get(num_rows)
         if fixed is None:
             fixed = self._decodes_s[num_rows] = (
                 self.tokens_s(num_rows) + self.sampled_s(num_rows) + self.host_s(num_rows)
             )
-        return fixed + self._num_full * self.decode_attention_s(num_rows, kv_tokens, kv_max)
+        num_layers = self._num_full
+        return [fixed + num_layers * time for time in self._decode_attention_s(num_rows, kv_tokens, kv_max, num_steps)]
 
     def load(
         self, num_computed: NDArray[np.int32], num_scheduled: NDArray[np.int32], num_tokens: int, num_sampled: int
@@ -160,12 +179,29 @@ class CostModel:
 
     def decode_attention_s(self, num_rows: int, kv_tokens: int, kv_max: int) -> float:
         """Seconds of attention in one layer of rows that have one token each; sums as in :class:`AttentionLoad`."""
-        term = self.gpu.decode_attention
-        work = _norm(kv_tokens * self._kv_s, num_rows * self._decode_row_s, term.row_power)
-        if term.ramp_s:
-            ramp = term.ramp_s * num_rows / (num_rows + term.ramp_rows)
-            work -= ramp * math.expm1(-work / ramp)
-        return _norm(work, term.floor_s + term.key_s * kv_max, term.power)
+        return self._decode_attention_s(num_rows, kv_tokens, kv_max, 1)[0]
+
+    def _decode_attention_s(self, num_rows: int, kv_tokens: int, kv_max: int, num_steps: int) -> list[float]:
+        """The same of steps in a row, each of which has one token of each row more.
+
+        It is what a simulator spends most of its time on, so its two norms are written out.
+        """
+        kv_s, row_power, power, key_s, floor_s, ramp_s, ramp_rows = self._decode_terms
+        rows_s, of_row_power, of_power = num_rows * self._decode_row_s, 1.0 / row_power, 1.0 / power
+        ramp = ramp_s * num_rows / (num_rows + ramp_rows) if ramp_s else 0.0
+        times = []
+        for step in range(num_steps):
+            high, low = (kv_tokens + step * num_rows) * kv_s, rows_s
+            if high < low:
+                high, low = low, high
+            work = high * (1.0 + (low / high) ** row_power) ** of_row_power if low > 0.0 else high
+            if ramp:
+                work -= ramp * expm1(-work / ramp)
+            high, low = work, floor_s + key_s * (kv_max + step)
+            if high < low:
+                high, low = low, high
+            times.append(high * (1.0 + (low / high) ** power) ** of_power if low > 0.0 else high)
+        return times
 
     def tokens_s(self, num_tokens: int) -> float:
         """Seconds of what depends on the number of tokens alone: dense layers, experts, element-wise, all-reduces."""

@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 from batchwright.batch import Riders, Row
 from batchwright_backends.sim.cost import CostModel
 from batchwright_backends.sim.load import AttentionLoad
-from batchwright_backends.sim.tokens import TokenDraw
+from batchwright_backends.sim.tokens import ComingTokens, TokenDraw
 
 _FIRST, _MOST = 4, 32
-"""Steps whose tokens are drawn ahead at first, and at most, unless more are asked for."""
-
-
-_MORE = 2
-"""Steps beyond those asked for: what cuts a stretch is most often a newcomer, beside whom they go on."""
+"""Steps that are worked out ahead at first, and at most."""
+_FEW = 64
+"""Rows up to which their tokens are kept one by one."""
 
 
 class Ride:
@@ -27,60 +25,72 @@ class Ride:
         riders: those of one batch.
         cost: what says how long a step takes.
         draw: what says which tokens come.
+        coming: keeps those of each request that were drawn already.
 
     Attributes:
         who: the same in every batch in which they ride.
         num: how many they are.
     """
 
-    def __init__(self, riders: Riders, cost: CostModel, draw: TokenDraw) -> None:
+    def __init__(self, riders: Riders, cost: CostModel, draw: TokenDraw, coming: ComingTokens) -> None:
         self.who, self._start = riders.who, riders.when
         self.num = len(riders)
-        contexts = riders.context_lens
-        listed = contexts.tolist()
-        self._kv_tokens, self._kv_max = sum(listed), max(listed)
-        self._num_computed = contexts - 1 if cost.shape.num_sliding_layers else None
-        self._places = draw.places(riders.seeds, riders.output_indices)
-        self._cost, self._draw = cost, draw
-        self._drawn: NDArray[np.uint32] = np.zeros((0, self.num), dtype=np.uint32)
-        self._drawn_from = self._start
+        self._kv_tokens, self._kv_max = riders.num_tokens, riders.most_tokens
+        self._num_computed = riders.context_lens - 1 if cost.shape.num_sliding_layers else None
+        self._places: NDArray[np.uint64] | None = None
+        self._cost, self._draw, self._coming = cost, draw, coming
+        # Of few: of each some tokens, and where in them the token of step 0 would be; and up to which step they go.
+        self._columns: list[tuple[list[int], int]] = []
+        self._drawn_to = -1
+        # Of the steps from ``_ahead_from`` on.
+        self._tokens: list[list[int]] = []
+        self._seconds: list[float] = []
+        self._ahead_from = self._start
 
-    def seconds(self, when: int) -> float:
-        """Seconds of the step in which they stand at ``when`` and nobody else runs."""
+    def seconds(self, when: int, num_steps: int) -> Iterable[float]:
+        """Seconds of the steps from the one in which they stand at ``when`` on, while nobody else runs."""
         further, num = when - self._start, self.num
         if self._num_computed is not None:  # what a window cuts is another matter in each step
             ones = np.ones(num, dtype=np.int32)
-            return self._cost.step_s(self._cost.load(self._num_computed + further, ones, num, num))
-        return self._cost.decode_s(num, self._kv_tokens + further * num, self._kv_max + further)
+            steps = range(further, further + num_steps)
+            return (self._cost.step_s(self._cost.load(self._num_computed + step, ones, num, num)) for step in steps)
+        return self._cost.decodes_s(num, self._kv_tokens + further * num, self._kv_max + further, num_steps)
 
     def attention(self, when: int) -> AttentionLoad:
         """What attention reads for them in the step in which they stand at ``when``."""
         further = when - self._start
         return AttentionLoad(self._kv_tokens + further * self.num, self._kv_max + further)
 
-    def tokens(self, when: int) -> list[int]:
-        """Their tokens in the step in which they stand at ``when``.
+    def step(self, riders: Riders) -> tuple[list[int], float]:
+        """Their tokens in the step of a batch, and its seconds if nobody else runs in it; the list stays as it is.
 
-        More are drawn than are asked for, twice as many each time: many at once cost little more than a few.
+        More steps are worked out than are asked for, twice as many each time: many at once cost little more than a few.
         """
-        place = when - self._drawn_from
-        if not 0 <= place < len(self._drawn):
-            self._draw_from(when, min(2 * len(self._drawn), _MOST) or _FIRST)
-            place = 0
-        tokens: list[int] = self._drawn[place].tolist()
-        return tokens
+        place = riders.when - self._ahead_from
+        if not 0 <= place < len(self._seconds):
+            num_steps = min(2 * len(self._seconds), _MOST) or _FIRST
+            self._seconds = list(self.seconds(riders.when, num_steps))
+            if self.num >= _FEW:
+                self._tokens = self.tokens_ahead(riders, num_steps).tolist()
+            self._ahead_from, place = riders.when, 0
+        tokens = self._tokens[place] if self.num >= _FEW else self._tokens_of_few(riders)
+        return tokens, self._seconds[place]
 
-    def tokens_ahead(self, when: int, num_steps: int) -> NDArray[np.uint32]:
-        """uint32[steps, rows]: tokens of the steps from ``when`` on."""
-        place = when - self._drawn_from
-        if not 0 <= place <= len(self._drawn) - num_steps:
-            self._draw_from(when, num_steps + _MORE)
-            place = 0
-        return self._drawn[place : place + num_steps]
+    def _tokens_of_few(self, riders: Riders) -> list[int]:
+        """Drawn one request after the other, each far ahead: they outlast the coming and going of others."""
+        when = riders.when
+        if when >= self._drawn_to:
+            found = [(index, *self._coming.of(seed, index)) for seed, index in riders.draws()]
+            self._columns = [(tokens, index - first - when) for index, first, tokens in found]
+            self._drawn_to = when + min(len(tokens) - index + first for index, first, tokens in found)
+        return [tokens[place + when] for tokens, place in self._columns]
 
-    def _draw_from(self, when: int, num_steps: int) -> None:
-        self._drawn = self._draw.draw_places(self._places, when - self._start, num_steps)
-        self._drawn_from = when
+    def tokens_ahead(self, riders: Riders, num_steps: int) -> NDArray[np.uint32]:
+        """uint32[steps, rows]: tokens of the steps from that of a batch on."""
+        further = riders.when - self._start
+        if self._places is None:
+            self._places = self._draw.places(riders.seeds, riders.output_indices - further)
+        return self._draw.draw_places(self._places, further, num_steps)
 
 
 def attention_of(rows: Iterable[Row], tile: int, riders: AttentionLoad | None) -> AttentionLoad:

@@ -21,6 +21,7 @@ _WORD = 2**64 - 1
 _NP_SEED, _NP_INDEX, _NP_MIX_1, _NP_MIX_2 = (np.uint64(c) for c in (_SEED, _INDEX, _MIX_1, _MIX_2))
 _NP_27, _NP_30, _NP_32 = (np.uint64(c) for c in (27, 30, 32))
 _STEPS = np.arange(1024, dtype=np.uint64) * _NP_INDEX
+_AHEAD, _MOST_KEPT = 128, 1024
 _FEW = 12  # rows up to which Python's integers are faster than a dozen numpy calls
 
 
@@ -98,6 +99,25 @@ class TokenDraw:
     def draw_one(self, seed: int, output_index: int) -> int:
         """The token id of one row."""
         return ((mixed(seed, output_index) >> 32) * self._count >> 32) + self._low
+
+
+class ComingTokens:
+    """Tokens of requests that go on, drawn many at once and handed out as their steps come."""
+
+    def __init__(self, draw: TokenDraw) -> None:
+        self._draw = draw
+        self._drawn: dict[int, tuple[int, list[int]]] = {}  # by seed: a place in the output, and the tokens from it on
+
+    def of(self, seed: int, output_index: int) -> tuple[int, list[int]]:
+        """Tokens of a request's output: a place up to this one, and tokens from there on, this place's among them."""
+        found = self._drawn.get(seed)
+        if found is None or not found[0] <= output_index < found[0] + len(found[1]):
+            if len(self._drawn) >= _MOST_KEPT:  # most of them have ended
+                self._drawn.clear()
+            seeds, places = np.array([seed], dtype=np.uint64), np.array([output_index], dtype=np.int64)
+            found = output_index, self._draw.draw_ahead(seeds, places, _AHEAD)[:, 0].tolist()
+            self._drawn[seed] = found
+        return found
 
 
 def mixed(seed: int, index: int) -> int:

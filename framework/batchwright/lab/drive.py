@@ -109,7 +109,7 @@ class EngineDrive(Drive):
                     return "max_steps"
                 leapt = self._leapt(until_ns, None if max_steps is None else max_steps - num_steps)
                 if not leapt:
-                    engine.advance()
+                    engine.advance(deferred=self._leap)
                 num_steps += leapt or 1
             elif when is None:
                 return None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
-
-import xxhash
 
 from batchwright.backend import Backend
 from batchwright.errors import InvalidRequestError, WorkloadError
@@ -31,7 +28,7 @@ class Offer(NamedTuple):
     Attributes:
         request: fresh: each arm of a comparison needs its own.
         num_output_tokens: how many tokens it really puts out; the engine hides it from policies. None: nobody knows.
-        prompt_hash: 16 hex digits of its token ids; equal hashes, equal prompts.
+        prompt_hash: 16 hex digits of its token ids, or of what they follow from; equal hashes, equal prompts.
         place: of its row among those of the workload.
         row: what it was made of.
     """
@@ -148,8 +145,8 @@ class Offers:
         Raises:
             WorkloadError: its prompt is text.
         """
-        token_ids = self._prompts.token_ids(index, row)
-        max_tokens = _max_tokens(row, self._rule, self._longest - len(token_ids))
+        prompt, prompt_hash = self._prompts.prompt(index, row)
+        max_tokens = _max_tokens(row, self._rule, self._longest - len(prompt))
         ignore_eos = not self._respect_eos and row.num_output_tokens is not None
         params = self._greedy.get((max_tokens, ignore_eos))
         if params is None:
@@ -157,7 +154,7 @@ class Offers:
             self._greedy[max_tokens, ignore_eos] = params
         request = Request(
             f"r{index:06d}",
-            array("i", token_ids.tobytes()),
+            prompt,
             params,
             arrival_ns=arrival_ns,
             priority=row.priority,
@@ -170,7 +167,6 @@ class Offers:
             program_id=row.program_id,
             extra=None if row.slo_class is None else {"slo_class": row.slo_class},
         )
-        prompt_hash = xxhash.xxh3_64_hexdigest(token_ids.tobytes())
         return Offer(request, row.num_output_tokens, prompt_hash, index, row)
 
 

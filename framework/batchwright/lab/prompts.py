@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.row import WorkloadRow
-from batchwright.token_ids import pack_tokens
+from batchwright.token_ids import DeferredTokens, Prompt, pack_tokens
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -70,6 +73,8 @@ class Prompts:
         self.num_distinct = 1
         while vocab_size**self.num_distinct <= largest:
             self.num_distinct += 1
+        # What all made-up prompts follow from, beside their lengths and the numbers of their streams.
+        self._all = xxh3_64_intdigest(struct.pack("<QQQ", self._key, vocab_size, self.num_distinct))
 
     def token_ids(self, index: int, row: WorkloadRow) -> NDArray[np.int32]:
         """int32[num_prompt_tokens]: the prompt of the row that stands at ``index`` in the workload.
@@ -91,6 +96,29 @@ class Prompts:
         else:
             shared = self._streams(numbers, row.prefix_block_size)
         return np.concatenate([shared, own])[:length]
+
+    def prompt(self, index: int, row: WorkloadRow) -> tuple[Prompt | DeferredTokens, str]:
+        """The same for a request, and 16 hex digits: equal ones mean equal prompts.
+
+        One that is made up is made when somebody reads it, and its digits are of what it follows from.
+
+        Raises:
+            WorkloadError: as ``token_ids``.
+        """
+        if row.prompt is not None:
+            given = _given(row)
+            return given, xxh3_64_hexdigest(given.tobytes())
+        length = row.num_prompt_tokens or 0
+        parts = [length, 2 * index]
+        if row.prefix_ids:
+            lengths = row.prefix_lengths or (row.prefix_block_size,) * len(row.prefix_ids)
+            parts += [
+                number for i, num in zip(row.prefix_ids, lengths, strict=True) for number in (self._shared[i], num)
+            ]
+            if sum(lengths) >= length:
+                parts[1] = -1  # nothing of its own
+        made = DeferredTokens(length, self.vocab_size, partial(self.token_ids, index, row))
+        return made, xxh3_64_hexdigest(struct.pack(f"<{len(parts)}q", *parts), self._all)
 
     def _streams(self, numbers: list[int], length: int) -> NDArray[np.int32]:
         """int32[len(numbers) * length]: the first ``length`` tokens of each stream, one stream behind the other."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from batchwright.awaited import is_awaited
 from batchwright.hookspecs import hookimpl
 from batchwright.lab.records import OfferedRecord, RequestRecord, Status
-from batchwright.lab.step_records import FIELDS, StepRecords
+from batchwright.lab.riding import Riding, key_of
+from batchwright.lab.step_records import StepRecords
+from batchwright.roster import roster_of
 
 if TYPE_CHECKING:
     from batchwright.backend import Clock, StepResult
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from batchwright.step import Step
 
 _STEPS_OF_A_LINE = 4096
-_INDEX, _START, _END, _FREE = (FIELDS.index(name) for name in ("index", "start_ns", "end_ns", "free_blocks"))
+Counts = tuple[int, int, int, int, int, int, int]
+"""Of a step: prompt tokens, decodes, evicted, waiting, residents, free blocks, rows."""
 
 
 class Recorder:
@@ -50,19 +50,15 @@ class Recorder:
         self._start_ns = 0
         self._records: dict[str, RequestRecord] = {}  # in order of the offers
         # Of the live ones only, so that prompts are given back as requests end.
-        self._rows: dict[Request, int] = {}  # places in the workload: fingerprints of batches are made of these
-        self._appends: dict[Request, Callable[[int], None]] = {}
+        self._rows: dict[Request, int] = {}  # places in the workload
+        self._keys: dict[Request, int] = {}  # of these, of which fingerprints of batches are made
+        self._riding = Riding(self._keys, self._give)
         self._ended: list[Request] = []
         self._events: list[dict[str, Any]] = []  # of the last step
         self._open: Callable[[], None] | None = None  # completes the last step, whose end was not known
         self._lost: str | None = None  # an observer call was lost, and how that shows
         self._last_end = 0
-        self._last_batch: Sequence[Request] = ()  # the last in which each had one token
-        self._last_fingerprint = xxh3_64_intdigest(b"")
-        # Who got a token in each of the last steps, and the ends of these: most often the same go on for long.
-        self._sampled: Sequence[Request] = ()
-        self._takers: Iterator[Request] = iter(())
-        self._times: array[int] = array("q")
+        self._num_steps = 0  # that were not streamed
 
     def start(self, clock: Clock) -> int:
         """The run starts now: times in records count from here. Gives the moment in the clock's nanoseconds."""
@@ -75,6 +71,7 @@ class Recorder:
         request = offer.request
         arrival_ns = request.arrival_ns - self._start_ns
         self._rows[request] = offer.place
+        self._keys[request] = key_of(offer.place, 1)
         offered = OfferedRecord(
             request.request_id,
             arrival_ns,
@@ -105,7 +102,6 @@ class Recorder:
             slo_class=_slo_class(request),
         )
         self._records[request.request_id] = record
-        self._appends[request] = record.token_times_ns.append
 
     def refuse(self, request: Request, error: Exception) -> None:
         """The engine did not take this request."""
@@ -118,6 +114,8 @@ class Recorder:
     @hookimpl
     def request_admitted(self, step: Step, request: Request) -> None:
         """Keep the prefix hit of the first admission (later ones hit what the request itself left) and later times."""
+        if self._riding.roster is None:
+            self._riding.watch(roster_of(step))
         record = self._records.get(request.request_id)
         if record is None:
             return
@@ -141,25 +139,21 @@ class Recorder:
         """Keep the step, and a time for each token; with overlap they are not there yet and come with the next."""
         if self._open is not None:
             self._close_step()
-        requests = step.batch
-        num_prefill, num_decodes = step.num_prefill_tokens, step.num_decodes
-        if num_prefill + num_decodes != len(requests):
-            batch = array("i", map(self._rows.__getitem__, requests))
-            batch.extend([request.num_scheduled for request in requests])
-            self.batches.append(xxh3_64_intdigest(batch))
-        elif requests == self._last_batch:  # each has one token, as most often
-            self.batches.append(self._last_fingerprint)
+        riding, state, batch, sampled = self._riding, step._state, step.batch, step.sampled
+        num_advances, num_advanced, num_rows = riding.num_advances(), step._num_advanced, len(batch)
+        if num_advances and not step._aborted and step._num_riding == num_rows:
+            self.batches.append(riding.sum_of_last())  # as most often
         else:
-            self.batches.append(self._fingerprint(requests))
+            self.batches.append(self._fingerprint(step, num_advances))
+        others = sampled[num_advanced:] if num_advanced != len(sampled) else ()
         counts = (
-            num_prefill,
-            num_decodes,
+            step.num_prefill_tokens,
+            step.num_decodes,
             len(step.preempted),
-            len(step.waiting),
-            len(step.running),
-            step.free_blocks,
-            0,
-            len(requests),
+            len(state.queue),
+            len(state.residents),
+            state.blocks.num_free,
+            num_rows,
         )
         if self._events or self.events:
             self._take_events()
@@ -168,60 +162,91 @@ class Recorder:
         if ended:
             self._ended = []
         if is_awaited(step):
-            self._open = partial(self._complete, step, counts, list(ended))
+            self._open = partial(self._complete_awaited, step, counts, list(ended), num_advances, others)
         else:
-            self._complete(step, counts, ended)
+            self._complete(step, counts, ended, num_advances, others)
 
     @hookimpl
     def steps_leapt(self, leap: Leap) -> None:
         """Keep all of them."""
         self._close_step()
-        num, waiting, since = len(leap.requests), leap.num_waiting, self._start_ns
-        self.batches.extend([self._fingerprint(leap.requests)] * len(leap))
-        self._take_events()
+        since, num, riding = self._start_ns, len(leap.requests), self._riding
+        ends = [end - since for end in leap.ends_ns]
+        num_steps, first = len(ends), leap.first_index
+        riding.skip(riding.num_advances() - num_steps)
+        self.batches.extend([riding.sum_of_last()] * num_steps)
+        if self._events or self.events:
+            self._take_events()
         self._events = leap.events
-        ends = np.array(leap.ends_ns, dtype=np.int64) - since
         start = leap.start_ns - since
-        numbers = np.zeros((len(ends), len(FIELDS)), dtype=np.int64)
-        numbers[:] = (0, start, 0, 0, num, 0, waiting, num, 0, 0, num)
-        numbers[:, _INDEX] = np.arange(leap.first_index, leap.first_index + len(ends))
-        numbers[1:, _START] = ends[:-1]
-        numbers[:, _END] = ends
-        numbers[:, _FREE] = leap.free_blocks
-        self.steps.extend_packed(numbers)
-        self._last_end = int(ends[-1])
-        if leap.requests != self._sampled:
-            self._give_times()
-            self._sampled, self._takers = leap.requests, iter(leap.requests)
-        self._times.frombytes(ends.tobytes())
+        left = num - len(leap.finished)
+        self.steps.extend_stretch((first, start, ends, 0, num, 0, leap.num_waiting, num, left, leap.free_blocks, num))
+        self._num_steps += num_steps
+        self._last_end = ends[-1]
+        riding.add(ends)
+        ended, self._ended = self._ended, []
+        self._after_step(ended)
 
-    def _fingerprint(self, requests: Sequence[Request]) -> int:
-        """Of a batch in which each has one token; most often it is the one of the step before."""
-        if requests != self._last_batch:
-            self._last_batch = requests
-            self._last_fingerprint = xxh3_64_intdigest(array("i", map(self._rows.__getitem__, requests)))
-        return self._last_fingerprint
+    def _fingerprint(self, step: Step, num_advances: int) -> int:
+        """Of who runs in a step, and how many tokens of each; not of their order."""
+        rows, batch = self._rows, step.batch
+        if step._num_riding and num_advances and not step._aborted:
+            fingerprint = self._riding.sum_of_last()
+            batch = batch[step._num_riding :]
+        else:
+            fingerprint = 0
+        for request in batch:
+            num = request.num_scheduled
+            fingerprint += self._keys[request] if num == 1 else key_of(rows[request], num)
+        return fingerprint & (2**64 - 1)
 
-    def _complete(self, step: Step, counts: tuple[int, ...], ended: list[Request]) -> None:
+    def _complete(
+        self,
+        step: Step,
+        counts: Counts,
+        ended: list[Request],
+        num_advances: int,
+        others: Sequence[Request],
+    ) -> None:
         """Its end is known now, or waited for."""
         end = step.end
         if end is None:
             raise RuntimeError("step_finished was called for a step that has no end")
         since = self._start_ns
         end -= since
-        if step.sampled != self._sampled:
-            self._give_times()
-            self._sampled, self._takers = step.sampled, iter(step.sampled)
-        self._times.append(end)
         # Scheduled while the step before it was executed, it began when that one ended.
         start, last = step.now - since, self._last_end
-        self.steps.extend_numbers((step.index, start if start > last else last, end, *counts))
+        self.steps.extend_one(step.index, start if start > last else last, end, *counts)
+        self._num_steps += 1
         self._last_end = end
-        if ended:
-            self._give_times()
-        if self._stream is not None and len(self.steps) >= _STEPS_OF_A_LINE:
+        if num_advances == 1 and step.sampled:
+            self._riding.add_one(end)
+        else:
+            came = bool(num_advances and step.sampled)
+            self._riding.skip(num_advances - came)
+            self._riding.add((end,) if came else ())
+        for request in others:
+            self._records[request.request_id].token_times_ns.append(end)
+        if ended or self._stream is not None:
+            self._after_step(ended)
+
+    def _complete_awaited(
+        self,
+        step: Step,
+        counts: Counts,
+        ended: list[Request],
+        num_advances: int,
+        others: Sequence[Request],
+    ) -> None:
+        """The same of a step whose results came later: some of its tokens may never have come."""
+        self._complete(step, counts, ended, num_advances, [r for r in others if r in step.sampled])
+
+    def _after_step(self, ended: list[Request]) -> None:
+        """The times of the last steps are given."""
+        if self._stream is not None and self._num_steps >= _STEPS_OF_A_LINE:
             self._stream.steps(self.steps.take(), self.batches)
             del self.batches[:]
+            self._num_steps = 0
         for request in ended:
             if request.is_finished:
                 self._end(request)
@@ -231,17 +256,10 @@ class Recorder:
                 record.finish_reason = record.finish_ns = None
                 self.num_ended -= 1
 
-    def _give_times(self) -> None:
-        """Give those who got a token in each of the last steps the times of these steps."""
-        times, appends = self._times, self._appends
-        if len(times) == 1:
-            time = times[0]
-            for request in self._takers:  # an interrupt leaves those who have theirs behind
-                appends[request](time)
-        elif times:
-            for request in self._takers:
-                self._records[request.request_id].token_times_ns.extend(times)
-        self._sampled, self._takers, self._times = (), iter(()), array("q")
+    def _give(self, request: Request, times: Sequence[int]) -> None:
+        record = self._records.get(request.request_id)
+        if record is not None:
+            record.token_times_ns.extend(times)
 
     def _close_step(self) -> None:
         if self._open is not None:
@@ -288,7 +306,7 @@ class Recorder:
             RuntimeError: a record has not one time for each token: an observer call was lost.
         """
         self._close_step()
-        self._give_times()
+        self._riding.give_all()
         for request in self._ended:  # since the last step
             self._end(request)
             self._forget(request)
@@ -314,7 +332,9 @@ class Recorder:
         return records
 
     def _settle(self, request: Request, record: RequestRecord) -> None:
-        record.num_output_tokens = request.num_output_tokens
+        record.num_output_tokens = num = request.num_output_tokens
+        if len(record.token_times_ns) > num and request.is_finished:  # its last token was lost, with its step's time
+            del record.token_times_ns[num:]
         record.num_recomputed_tokens = request.num_recomputed
         record.num_preemptions = request.num_preemptions
         if request.first_scheduled_ns is not None:
@@ -330,7 +350,7 @@ class Recorder:
 
     def _forget(self, request: Request) -> None:
         self._rows.pop(request, None)
-        self._appends.pop(request, None)
+        self._keys.pop(request, None)
 
 
 def _lost_times(record: RequestRecord) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import overload
 
@@ -18,15 +19,22 @@ _NUM = len(FIELDS)
 _numbers = attrgetter(*FIELDS)
 
 
+Stretch = tuple[int, int, Sequence[int], int, int, int, int, int, int, Sequence[int], int]
+"""Steps of which most is alike: index of the first, its start, the ends of all (each is the start of the next), prompt
+tokens, decodes, evicted and waiting requests, residents after all but the last, and after the last, free blocks after
+each, and the size of the batch."""
+_MANY = 1024
+"""Stretches from which on they are packed."""
+
+
 class StepRecords(Sequence[StepRecord]):
     """A sequence of step records that takes 88 bytes a step."""
 
-    __slots__ = ("_numbers", "extend_numbers")
+    __slots__ = ("_loose", "_packed")
 
     def __init__(self, records: Iterable[StepRecord] = ()) -> None:
-        self._numbers = array("q")
-        self.extend_numbers = self._numbers.extend
-        """Takes the numbers of further steps, one behind the other, in the order of ``FIELDS``."""
+        self._packed = array("q")
+        self._loose: list[Stretch] = []  # behind those
         for record in records:
             self.append(record)
 
@@ -37,9 +45,86 @@ class StepRecords(Sequence[StepRecord]):
         """Take one more."""
         self._numbers.extend(_numbers(record))
 
+    def extend_numbers(self, numbers: Iterable[int]) -> None:
+        """Take the numbers of further steps, one behind the other, in the order of ``FIELDS``."""
+        self._numbers.extend(numbers)
+
     def extend_packed(self, numbers: NDArray[np.int64]) -> None:
         """Take further steps: int64[n, 11], in the order of ``FIELDS``."""
         self._numbers.frombytes(numbers.tobytes())
+
+    def extend_one(
+        self,
+        index: int,
+        start_ns: int,
+        end_ns: int,
+        num_prefill_tokens: int,
+        num_decodes: int,
+        num_preempted: int,
+        num_waiting: int,
+        num_running: int,
+        free_blocks: int,
+        batch_size: int,
+    ) -> None:
+        """Take one more step of replica 0."""
+        if self._loose:
+            counts = (num_prefill_tokens, num_decodes, num_preempted, num_waiting, num_running, num_running)
+            self.extend_stretch((index, start_ns, (end_ns,), *counts, (free_blocks,), batch_size))
+        else:
+            self._packed.extend(
+                (
+                    index,
+                    start_ns,
+                    end_ns,
+                    num_prefill_tokens,
+                    num_decodes,
+                    num_preempted,
+                    num_waiting,
+                    num_running,
+                    free_blocks,
+                    0,
+                    batch_size,
+                )
+            )
+
+    def extend_stretch(self, stretch: Stretch) -> None:
+        """Take further steps of replica 0."""
+        self._loose.append(stretch)
+        if len(self._loose) > _MANY:
+            self._pack()
+
+    @property
+    def _numbers(self) -> array[int]:
+        """The numbers of all."""
+        if self._loose:
+            self._pack()
+        return self._packed
+
+    def _pack(self) -> None:
+        firsts, starts, ends, prefills, decodes, preempted, waiting, running, left, free, sizes = zip(
+            *self._loose, strict=True
+        )
+        self._loose = []
+        lengths = np.fromiter(map(len, ends), dtype=np.int64, count=len(ends))
+        lasts = np.cumsum(lengths) - 1
+        begins = lasts - lengths + 1
+        num = int(lasts[-1]) + 1
+
+        def each(values: Sequence[int]) -> NDArray[np.int64]:
+            return np.repeat(np.array(values, dtype=np.int64), lengths)
+
+        columns = dict.fromkeys(FIELDS, np.zeros(num, dtype=np.int64))
+        columns["index"] = each(firsts) + np.arange(num) - np.repeat(begins, lengths)
+        columns["end_ns"] = np.fromiter(chain.from_iterable(ends), dtype=np.int64, count=num)
+        columns["start_ns"] = np.concatenate(([0], columns["end_ns"][:-1]))
+        columns["start_ns"][begins] = starts
+        columns["num_prefill_tokens"], columns["num_decodes"] = each(prefills), each(decodes)
+        columns["num_preempted"], columns["num_waiting"] = each(preempted), each(waiting)
+        columns["num_running"] = each(running)
+        columns["num_running"][lasts] = left
+        columns["free_blocks"] = np.fromiter(chain.from_iterable(free), dtype=np.int64, count=num)
+        columns["batch_size"] = each(sizes)
+        self._packed.frombytes(np.stack([columns[name] for name in FIELDS], axis=1).tobytes())
 
     def column(self, name: str) -> NDArray[np.int64]:
         """int64[n]: one field of all records."""

@@ -213,9 +213,13 @@ class Run:
         taken = scheduler.leap(batch, ahead, self._now, lambda _: None)
         self._now = ends[taken]
         chosen = tuple((str(r.request_id), 1) for r in requests)
+        finished = scheduler.step.finished if taken else ()
+        ended = tuple(str(r.request_id) for r in finished)
+        self.reasons.update((str(r.request_id), str(r.finish_reason)) for r in finished)
         num_waiting = len(scheduler.waiting)
         self.decisions += [
-            Decision(index, chosen, (), (), (), True, 0, num_waiting) for index in range(first, first + taken)
+            Decision(index, chosen, (), ended if index == first + taken - 1 else (), (), True, 0, num_waiting)
+            for index in range(first, first + taken)
         ]
         return taken
 
