@@ -2,7 +2,8 @@
 
 Requests of one run depend on each other: who arrives close together shares a queue. So whole blocks of requests that
 follow each other in order of arrival are drawn, with replacement, and the same ones in both arms. Blocks are long and
-few, as batches are for means of simulations (Schmeiser, Operations Research 30, 1982: 10 to 30).
+few, as batches are for means of simulations (Schmeiser, Operations Research 30, 1982): at most 30, and fewer where a
+block would not hold twice the requests that are in the system at a time, for these share their steps.
 """
 
 from __future__ import annotations
@@ -21,11 +22,23 @@ FEWER_RESAMPLES = 400
 """Enough for a variance, which is all that several seeds ask for."""
 
 NUM_BLOCKS = 30
+FEWEST_BLOCKS = 5
 
 MIN_REQUESTS = 10
 """With fewer, blocks say nothing of how requests vary."""
 
 _MAX_GRID = 512
+
+
+def num_blocks_of(num_requests: int, in_flight: float) -> int:
+    """How many blocks a run has.
+
+    Args:
+        num_requests: of the run.
+        in_flight: how many of them are in the system at a time, on average.
+    """
+    most = num_requests / max(2 * in_flight, 1.0)
+    return max(1, min(num_requests, NUM_BLOCKS, max(FEWEST_BLOCKS, int(most))))
 
 
 class BlockBootstrap:
@@ -35,11 +48,14 @@ class BlockBootstrap:
         num_requests: requests of each arm.
         seed: of the draws; a further number for each seed of an experiment.
         num_resamples: how many draws.
+        num_blocks: how many blocks; by default 30, or as many as there are requests.
     """
 
-    def __init__(self, num_requests: int, *seed: int, num_resamples: int = NUM_RESAMPLES) -> None:
+    def __init__(
+        self, num_requests: int, *seed: int, num_resamples: int = NUM_RESAMPLES, num_blocks: int | None = None
+    ) -> None:
         self.num_requests = num_requests
-        self.num_blocks = max(1, min(num_requests, NUM_BLOCKS))
+        self.num_blocks = num_blocks if num_blocks is not None else num_blocks_of(num_requests, 0)
         rng = np.random.default_rng([*(s & 0xFFFFFFFFFFFFFFFF for s in seed or (0,)), num_requests])
         draws = rng.multinomial(self.num_blocks, np.full(self.num_blocks, 1 / self.num_blocks), size=num_resamples)
         self._weights = draws.astype(np.float64)  # [resamples, blocks]: how often each block was drawn

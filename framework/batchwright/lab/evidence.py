@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import xxhash
 
-from batchwright.lab.bootstrap import NUM_BLOCKS
+from batchwright.lab.bootstrap import num_blocks_of
 from batchwright.lab.metrics import QUANTILES, statistic
 from batchwright.lab.plugin_metrics import BUILT_IN, MetricSet
 from batchwright.lab.run_record import RunRecord
@@ -39,12 +39,14 @@ class Evidence:
     Attributes:
         seed: of the run.
         num_requests: how many count.
+        in_flight: how many of them were in the system at a time, on average.
         summary: its metrics.
         sampled: the values behind them, those that have any.
     """
 
     seed: int
     num_requests: int
+    in_flight: float
     summary: Summary
     sampled: tuple[Sampled, ...]
 
@@ -69,12 +71,14 @@ class Evidence:
             met = np.array([met_slo(r) for r in counted.requests], dtype=np.float64)
             rates = met / counted.duration_s if counted.duration_ns else met
             sampled.append(Sampled(Samples(rates, np.arange(len(met), dtype=np.int64)), {"total": GOODPUT}))
-        return cls(run.seed, len(counted.requests), summary, tuple(s for s in sampled if len(s.samples)))
+        return cls(
+            run.seed, len(counted.requests), _in_flight(counted), summary, tuple(s for s in sampled if len(s.samples))
+        )
 
     @property
     def num_blocks(self) -> int:
         """Blocks of requests that a bootstrap draws from."""
-        return max(1, min(self.num_requests, NUM_BLOCKS))
+        return num_blocks_of(self.num_requests, self.in_flight)
 
     @cached_property
     def samples_of(self) -> dict[str, Samples]:
@@ -90,3 +94,11 @@ class Evidence:
             digest.update(sampled.samples.owners.tobytes())
         digest.update(repr(sorted(self.summary.items())).encode())
         return digest.digest()
+
+
+def _in_flight(run: RunRecord) -> float:
+    """By Little's law: the time that requests spent in the system, over that from the first arrival to the last end."""
+    ends = [r.finish_ns for r in run.requests if r.finish_ns is not None]
+    spent = sum(r.finish_ns - r.arrival_ns for r in run.requests if r.finish_ns is not None)
+    took = max(ends) - min(r.arrival_ns for r in run.requests) if ends else 0
+    return spent / took if took > 0 else 0.0

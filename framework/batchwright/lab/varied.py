@@ -14,7 +14,7 @@ NUM_BLOCKS = 30
 """Blocks that a trace is cut into: long enough for the bursts and queues in them, as the blocks of the verdicts."""
 
 _SYNTHETIC = "synthetic:"
-_SEED = re.compile(r"(?<=[:,])\s*seed\s*=\s*(\d+)\s*")
+_SEED = re.compile(r"(?:^|(?<=,))\s*seed\s*=\s*(\d+)\s*(?=,|$)")
 
 
 def varied(workload: Workload, seed: int) -> Workload:
@@ -43,9 +43,10 @@ def _drawn_again(workload: Workload, seed: int) -> Workload | None:
     """A synthetic workload with another seed; None where it is none, or was changed in a way that is not known here."""
     if not workload.source.startswith(_SYNTHETIC) or not workload.rows:
         return None
-    found = _SEED.search(workload.source)
+    body = workload.source.removeprefix(_SYNTHETIC)
+    found = _SEED.search(body)
     own = int(found[1]) if found is not None else 0
-    parts = [part for part in _SEED.sub("", workload.source.removeprefix(_SYNTHETIC)).split(",") if part.strip()]
+    parts = [part for part in _SEED.sub("", body).split(",") if part.strip()]
     try:
         if _made(workload, workload.source).rows != workload.rows:
             return None

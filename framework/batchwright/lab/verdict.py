@@ -98,7 +98,7 @@ class Judge:
         self._family = family
         self._num_arms = num_arms
         self._seed = seed
-        self._drawn: dict[int, dict[str, Floats]] = {}
+        self._drawn: dict[tuple[int, int, int], dict[str, Floats]] = {}
 
     def verdicts(self, arm: str, runs: Mapping[int, Evidence]) -> list[Verdict]:
         """A verdict on each metric, in their order.
@@ -154,11 +154,11 @@ class Judge:
             one, two = draws[known[0]]
             if name not in one or name not in two or first.num_requests < MIN_REQUESTS:
                 return None
-            return interval_of_draws(one[name], two[name], first.num_blocks, level)
+            return interval_of_draws(one[name], two[name], _num_blocks(*pairs[known[0]]), level)
         differences = [_number(pairs[k][1], name) - _number(pairs[k][0], name) for k in known]
         spread = [_spread(draws[k][0].get(name), draws[k][1].get(name)) for k in known]
         within = [v for v in spread if v is not None]
-        num_blocks = min(pairs[k][0].num_blocks for k in known)
+        num_blocks = min(_num_blocks(*pairs[k]) for k in known)
         return interval_of_seeds(differences, within if len(within) == len(known) else None, num_blocks, base, level)
 
     def _tested(self, pairs: Sequence[tuple[Evidence, Evidence]], several: bool) -> list[str]:
@@ -175,11 +175,13 @@ class Judge:
         if base.num_requests < MIN_REQUESTS:
             return {}, {}
         num = FEWER_RESAMPLES if several else NUM_RESAMPLES
+        num_blocks = _num_blocks(base, other)
         seeds = (self._seed, base.seed) if several else (self._seed,)
-        blocks = BlockBootstrap(base.num_requests, *seeds, num_resamples=num)
-        if base.seed not in self._drawn or len(next(iter(self._drawn[base.seed].values()), ())) != num:
-            self._drawn[base.seed] = _statistics(base, blocks)
-        return self._drawn[base.seed], _statistics(other, blocks)
+        blocks = BlockBootstrap(base.num_requests, *seeds, num_resamples=num, num_blocks=num_blocks)
+        key = base.seed, num, num_blocks
+        if key not in self._drawn:
+            self._drawn[key] = _statistics(base, blocks)
+        return self._drawn[key], _statistics(other, blocks)
 
 
 def _statistics(run: Evidence, blocks: BlockBootstrap) -> dict[str, Floats]:
@@ -194,6 +196,10 @@ def _statistics(run: Evidence, blocks: BlockBootstrap) -> dict[str, Floats]:
         drawn = blocks.quantiles(samples, [QUANTILES[kind] for kind in kinds]) if kinds else []
         found |= {names[kind]: values for kind, values in zip(kinds, drawn, strict=True)}
     return found
+
+
+def _num_blocks(base: Evidence, other: Evidence) -> int:
+    return min(base.num_blocks, other.num_blocks)
 
 
 def _words(metric: Metric, interval: Interval | None, is_tested: bool) -> str:

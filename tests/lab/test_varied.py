@@ -1,0 +1,76 @@
+"""The workload of a seed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchwright import WorkloadError
+from batchwright.lab import Workload, load_workload
+from batchwright.lab.varied import NUM_BLOCKS, varied
+from batchwright.request import SLO
+
+SPEC = "synthetic:rate=20,n=50,prompt=lognormal(512,0.8,4000),output=uniform(16,128)"
+
+
+@pytest.mark.parametrize(
+    ("given", "drawn"),
+    [
+        (SPEC, f"{SPEC},seed=3"),
+        (f"{SPEC},seed=4", f"{SPEC},seed=7"),
+        (SPEC.replace("rate", "seed=4,rate"), f"{SPEC},seed=7"),
+        ("synthetic:seed=2", "synthetic:seed=5"),
+        ("synthetic:", "synthetic:seed=3"),
+    ],
+)
+def test_a_synthetic_workload_is_drawn_again(given: str, drawn: str) -> None:
+    found = varied(load_workload(given), 3)
+    assert found.rows == load_workload(drawn).rows
+    assert found.name == given and varied(load_workload(found.source), 0).rows == found.rows
+
+
+def test_what_was_done_to_it_is_done_again() -> None:
+    options = {"limit": 30, "speedup": 2.5, "slo": SLO(ttft_s=0.5)}
+    assert varied(load_workload(SPEC, **options), 3).rows == load_workload(f"{SPEC},seed=3", **options).rows
+
+
+def trace(tmp_path: Path, num: int = 300) -> Workload:
+    """Gaps, prompts and outputs that tell which row it is."""
+    arrival, lines = 0.0, []
+    for i in range(num):
+        arrival += 0.01 * (1 + i % 7)
+        lines.append(json.dumps({"arrival_s": arrival, "num_prompt_tokens": 100 + i, "num_output_tokens": 1 + i % 9}))
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    return load_workload(path)
+
+
+def test_a_trace_is_put_together_from_blocks_of_itself(tmp_path: Path) -> None:
+    load = trace(tmp_path)
+    found = varied(load, 3)
+    assert len(found) == len(load) and found.name == load.name
+    assert found.rows != load.rows != varied(load, 4).rows and varied(load, 3).hash == found.hash
+    order = [row.num_prompt_tokens - 100 for row in found.rows]
+    borders = [place for place in range(1, 300) if (order[place] - order[place - 1]) % 300 != 1]
+    assert len(borders) < NUM_BLOCKS and all(border % 10 == 0 for border in borders)
+    assert len(set(order)) < 300  # some are drawn twice
+    # Gaps come along, but for a scale that keeps the whole as long as it was.
+    gaps = [b.arrival_ns - a.arrival_ns for a, b in zip(found.rows, found.rows[1:], strict=False)]
+    scale = {round(gaps[p - 1] / (1e7 * (1 + order[p] % 7)), 3) for p in range(1, 300) if p not in borders}
+    assert len(scale) == 1 and found.span_s == pytest.approx(load.span_s)
+
+
+def test_a_synthetic_workload_that_was_changed_is_put_together_from_blocks(tmp_path: Path) -> None:
+    load = load_workload(SPEC)
+    changed = replace(load, rows=load.rows[10:])
+    found = varied(changed, 3)
+    lengths = {row.num_prompt_tokens for row in changed.rows}
+    assert len(found) == 40 and {row.num_prompt_tokens for row in found.rows} <= lengths
+
+
+def test_a_lazy_workload_cannot_be_drawn_anew() -> None:
+    with pytest.raises(WorkloadError, match=r"read it as a whole, or leave its arrivals as they are \(--no-resample\)"):
+        varied(load_workload(SPEC, lazy=True), 3)
