@@ -53,6 +53,8 @@ def _facts(console: Console, found: Inspection) -> object:
     if found.gap_cv is not None:
         table.add_row("burstiness", f"coefficient of variation of the gaps {found.gap_cv:.2f} (Poisson: 1)")
     reuse = "unknown: prompts are text" if found.prefix_reuse is None else f"{found.prefix_reuse:.1%} of prompt tokens"
+    if found.block_reuse is not None:
+        reuse += f", {found.block_reuse:.1%} of blocks"
     table.add_row("prefix reuse", f"{reuse} (cache without a bound)")
     for name, number in (("sessions", found.num_sessions), ("programs", found.num_programs)):
         if number:

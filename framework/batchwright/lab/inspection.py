@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.lab.prefix_reuse import prefix_reuse
+from batchwright.lab.prefix_reuse import PrefixReuse
 from batchwright.lab.row import WorkloadRow
 from batchwright.lab.sessions import sessions_of
 from batchwright.lab.workload import Workload
@@ -60,6 +60,7 @@ class Inspection:
         prompts, outputs: tokens, of rows that say how many.
         num_texts: rows whose prompt is text, with lengths that a tokenizer has yet to tell.
         prefix_reuse: share of the prompt tokens that a cache without a bound would hold; None: there are texts.
+        block_reuse: the same of the blocks that prefix ids stand for; None: there are none.
         num_sessions, num_programs: how many there are.
         turns: requests of a session or program.
         num_waiting: rows that wait for others.
@@ -82,6 +83,7 @@ class Inspection:
     outputs: Distribution | None
     num_texts: int
     prefix_reuse: float | None
+    block_reuse: float | None
     num_sessions: int
     num_programs: int
     turns: Distribution | None
@@ -108,6 +110,8 @@ def inspect(workload: Workload) -> Inspection:
     times = np.array([row.arrival_ns for row in rows if not row.after], dtype=np.int64)
     span_ns = int(max((row.arrival_ns for row in rows), default=0))
     parts = _in_parts(times, 100)
+    reuse = PrefixReuse()
+    num_texts = sum(not reuse.add(row) for row in rows)
     members = [len(session) for session in sessions_of(rows) if _is_unit(rows, session)]
     return Inspection(
         name=workload.name,
@@ -120,7 +124,8 @@ def inspect(workload: Workload) -> Inspection:
         prompts=Distribution.of(r.num_prompt_tokens for r in rows if r.num_prompt_tokens is not None),
         outputs=Distribution.of(r.num_output_tokens for r in rows if r.num_output_tokens is not None),
         num_texts=sum(row.prompt is not None and row.num_prompt_tokens is None for row in rows),
-        prefix_reuse=prefix_reuse(rows),
+        prefix_reuse=reuse.share if not num_texts else None,
+        block_reuse=reuse.share_of_pieces if not num_texts and reuse.num_pieces else None,
         num_sessions=len({row.session_id for row in rows} - {None}),
         num_programs=len({row.program_id for row in rows} - {None}),
         turns=Distribution.of(members),

@@ -16,8 +16,9 @@ _BLOCK = 16
 def prefix_reuse(rows: Iterable[WorkloadRow]) -> float | None:
     """Share of the prompt tokens that a cache without a bound would hold, each prompt being there once it has arrived.
 
-    Of Mooncake's conversation trace it is 36.6%. What waits for others counts in the order of the rows. Outputs are not
-    counted, since a workload does not say what they are. None: a prompt is text, which has no tokens yet.
+    Of Mooncake's conversation trace it is 37.4% (and 36.6% of its blocks of 512). What waits for others counts in the
+    order of the rows. Outputs are not counted, since a workload does not say what they are. None: a prompt is text,
+    which has no tokens yet.
     """
     reuse = PrefixReuse()
     for row in rows:
@@ -32,13 +33,21 @@ class PrefixReuse:
     Attributes:
         num_tokens: prompt tokens so far.
         num_hits: those of them that were there before.
+        num_pieces, num_pieces_hit: the same of pieces: blocks of the workload, or messages.
     """
 
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_hits = 0
+        self.num_pieces = 0
+        self.num_pieces_hit = 0
         # A prefix is a node: its parent and what it goes on with, to its number and the longest piece so far.
         self._nodes: dict[tuple[int, object], tuple[int, int]] = {}
+
+    @property
+    def share_of_pieces(self) -> float:
+        """Share of pieces that were there before, whole."""
+        return self.num_pieces_hit / self.num_pieces if self.num_pieces else 0.0
 
     @property
     def share(self) -> float:
@@ -53,9 +62,11 @@ class PrefixReuse:
         for piece, length in _pieces(row):
             num_tokens += length
             number, longest = self._nodes.get((node, piece), (len(self._nodes), 0))
+            self.num_pieces += 1
             if known:
                 hits += min(length, longest)
                 known = longest >= length
+                self.num_pieces_hit += known
             self._nodes[node, piece] = number, max(longest, length)
             node = number
         self.num_hits += hits

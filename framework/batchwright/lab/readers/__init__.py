@@ -104,16 +104,22 @@ class TraceFile:
     @property
     def notes(self) -> tuple[str, ...]:
         """After reading: what was left out, in sentences."""
-        left = [f"{self.path.name}: {num:,} rows {why}: left out" for why, num in self.num_left_out.items()]
+        left = [f"{self.path.name}: {_rows(num)} {why}: left out" for why, num in self.num_left_out.items()]
         if self.bad_rows:
             shown = "; ".join(self.bad_rows[:_SHOWN])
             more = f"; and {len(self.bad_rows) - _SHOWN:,} more" if len(self.bad_rows) > _SHOWN else ""
-            left.append(f"{self.path.name}: {len(self.bad_rows):,} broken rows were skipped: {shown}{more}")
+            num = len(self.bad_rows)
+            were = "was" if num == 1 else "were"
+            left.append(f"{self.path.name}: {_rows(num, 'broken ')} {were} skipped: {shown}{more}")
         return tuple(left)
 
     def _understood(self) -> str:
         formats = "; ".join(reader.description for reader in self.readers.values())
         return f"a workload is one of: {formats}; synthetic:rate=4,n=100,prompt=512,output=128"
+
+
+def _rows(num: int, kind: str = "") -> str:
+    return f"{num:,} {kind}{'row' if num == 1 else 'rows'}"
 
 
 def _from_earliest(rows: Iterator[WorkloadRow]) -> Iterator[WorkloadRow]:
