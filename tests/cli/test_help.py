@@ -16,7 +16,11 @@ from .conftest import Cli
 COMMANDS = (
     *(
         "ab",
+        "sweep",
+        "capacity",
+        "tune",
         "run",
+        "report",
         "diff",
         "play",
         "explain",

@@ -25,6 +25,7 @@ from batchwright.cli.options import (
     WorkloadOptions,
 )
 from batchwright.cli.output import check_writable, make_console, show_progress
+from batchwright.cli.pages import check_figures, write_pages
 from batchwright.cli.program import FAILED, INTERRUPTED, OK
 from batchwright.cli.workloads import make_workload
 from batchwright.engine import Engine
@@ -72,6 +73,7 @@ def run_experiment(
     check_writable(explain, "--explain")
     check_writable(outputs, "--outputs")
     check_writable(files.trace, "--trace")
+    check_figures(files.figures)
     job = job if job is not None else JobOptions()
     executor = choose_executor(job.executor, job.jobs)
     which, counted = parse_seeds(seeds.seeds, engine.seed or 0), Window.parse(window.warmup, window.cooldown)
@@ -127,6 +129,13 @@ def run_experiment(
         comparison.write_json(output.json_file)
     if saved is not None:
         saved.folder.write_summary(comparison.results())
+    write_pages(
+        comparison,
+        None if saved is None else saved.folder.report_path,
+        files.figures,
+        [] if saved is None else [saved.folder.experiment()],
+        quiet=output.quiet,
+    )
     if files.trace is not None:
         write_trace(files.trace, runs)
     for each in collected if runs else ():

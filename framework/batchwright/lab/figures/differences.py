@@ -26,6 +26,9 @@ _TICKS = (-0.99, -0.9, -0.75, -0.5, -0.25, -0.1, -0.05, -0.02, -0.01, 0, 0.01, 0
 _LEAST = -0.995
 """A change by -100% has no place on a scale of ratios."""
 
+_ROOM = 0.15
+"""On the scale of ratios, beyond what must be seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -59,12 +62,15 @@ def differences(comparison: Comparison) -> Plot | None:
     rows = [row for group in groups for row in group]
     base = next(iter(arms.values()))
     several = len(arms) > 2
+    low, high = _range(rows)
+    beyond = any(_place(row.low) < low or _place(row.high) > high for row in rows)
+    cut = " An arrowhead: the interval goes on beyond the figure." if beyond else ""
     return Plot(
         name=DIFFERENCES,
         title=f"Differences to {base.said}",
         caption=(
             f"In percent of {base.said}, on a scale of ratios. A filled mark: the interval leaves out 0, and the word "
-            f"says which way; a hollow one: no difference is shown. {comparison.method}"
+            f"says which way; a hollow one: no difference is shown.{cut} {comparison.method}"
         ),
         alt="; ".join(_said(row, several) for row in rows) + ".",
         columns={
@@ -101,6 +107,7 @@ def _place(share: float) -> float:
 
 def _draw(groups: Sequence[Sequence[_Row]], several: bool, figure: Figure) -> None:
     axes = figure.subplots()
+    low, high = _range([row for group in groups for row in group])
     y = 0.0
     heights: list[float] = []
     names: list[str] = []
@@ -108,11 +115,10 @@ def _draw(groups: Sequence[Sequence[_Row]], several: bool, figure: Figure) -> No
         heights.append(y + (len(group) - 1) / 2)
         names.append(group[0].label)
         for row in group:
-            _draw_row(axes, row, y, several)
+            _draw_row(axes, row, y, several, low, high)
             y += 1
         y += 0.5 * several
-    ends = [_place(end) for group in groups for row in group for end in (row.low, row.high, row.middle)]
-    _scale(axes, min(*ends, 0), max(*ends, 0))
+    _scale(axes, low, high)
     axes.set_yticks(heights, names)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(y - 0.5 - 0.5 * several, -0.6)
@@ -123,9 +129,20 @@ def _draw(groups: Sequence[Sequence[_Row]], several: bool, figure: Figure) -> No
     axes.set_xlabel("Difference (%)")
 
 
-def _draw_row(axes: Axes, row: _Row, y: float, several: bool) -> None:
+def _range(rows: Sequence[_Row]) -> tuple[float, float]:
+    """Room for all differences, and for the intervals of those that are shown; wider ones are cut at its ends."""
+    places = [_place(row.middle) for row in rows]
+    places += [_place(end) for row in rows if row.shown for end in (row.low, row.high)]
+    return min(*places, 0.0) - _ROOM, max(*places, 0.0) + _ROOM
+
+
+def _draw_row(axes: Axes, row: _Row, y: float, several: bool, low: float, high: float) -> None:
     look = row.arm.look
-    axes.plot([_place(row.low), _place(row.high)], [y, y], color=look.colour, linewidth=1.2, solid_capstyle="butt")
+    ends = max(_place(row.low), low), min(_place(row.high), high)
+    axes.plot(ends, [y, y], color=look.colour, linewidth=1.2, solid_capstyle="butt")
+    for end, cut, arrow in ((low, _place(row.low) < low, "<"), (high, _place(row.high) > high, ">")):
+        if cut:
+            axes.plot([end], [y], linestyle="", marker=arrow, markersize=3.5, color=look.colour, zorder=3)
     axes.plot(
         [_place(row.middle)],
         [y],

@@ -119,11 +119,7 @@ def _draw_clients(axes: Axes, service: Served, named: Sequence[str], scale: floa
         how = look(named.index(client))
         axes.plot(service.times_s / scale, values, color=how.colour, linestyle=how.dashes, linewidth=1.1)
         ends.append((float(values[-1]), shorten(client, 10), how.colour))
-    top = max((value for value, _, _ in ends), default=1.0) or 1.0
-    below = -np.inf
-    for value, text, colour in sorted(ends):
-        height = max(value, below + 0.13 * top)  # names of lines that end together stand above each other
-        below = height
+    for (value, text, colour), height in zip(sorted(ends), _apart(sorted(v for v, _, _ in ends)), strict=True):
         axes.annotate(
             text,
             (1.0, value),
@@ -136,3 +132,12 @@ def _draw_clients(axes: Axes, service: Served, named: Sequence[str], scale: floa
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
         )
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Heights for names beside ascending values: at them, or where lines end together, apart and below the top."""
+    room = 0.15 * max(values, default=0.0)
+    heights = list(values)
+    for place in range(len(heights) - 2, -1, -1):
+        heights[place] = min(heights[place], heights[place + 1] - room)
+    return heights

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from batchwright.lab import shown
 from batchwright.lab.compare import PRIMARY_MARK, Comparison
 from batchwright.lab.metrics import Metric
-from batchwright.lab.shown import SHOWN
 from batchwright.lab.verdict import Verdict
 
 
 def shown_metrics(comparison: Comparison) -> list[Metric]:
     """Those of the table on a terminal that some arm has; those of plugins that ask for it behind them."""
-    every = comparison.metrics.metrics
-    names = [*SHOWN, *(name for name, metric in every.items() if metric.shown and name not in SHOWN)]
-    return [every[name] for name in names if any(s.get(name) is not None for s in comparison.summaries.values())]
+    summaries = comparison.summaries.values()
+    metrics = shown.shown_metrics(comparison.metrics.metrics)
+    return [metric for metric in metrics if any(summary.get(metric.name) is not None for summary in summaries)]
 
 
 def label_of(metric: Metric, comparison: Comparison) -> str:

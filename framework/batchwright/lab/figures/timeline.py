@@ -146,4 +146,5 @@ def _draw_budget(axes: Axes, arms: Sequence[Arm]) -> None:
     """The token budget, where all arms have one and it is not far above what they use."""
     budgets = {arm.first.limits.max_num_batched_tokens for arm in arms}
     if len(budgets) == 1 and (budget := budgets.pop()) < 1.3 * axes.get_ylim()[1]:
+        axes.set_ylim(top=max(axes.get_ylim()[1], 1.08 * budget))
         draw_limit(axes, budget, "budget", vertical=False)
