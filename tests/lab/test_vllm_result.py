@@ -83,6 +83,18 @@ def write(folder: Path, *results: dict[str, Any]) -> Path:
     return path
 
 
+def test_every_number_of_a_file_that_vllm_itself_wrote_comes_out() -> None:
+    """vllm 0.32.0's client wrote it: 30 requests of random lengths at 20 a second to a server of the tests."""
+    path = Path(__file__).parent / "vllm_bench_serve_0.32.0.json"
+    result = json.loads(path.read_text())
+    found = summarize(read_vllm_result(path))
+    numbers = [name for name, value in result.items() if isinstance(value, (int, float)) and name in found]
+    assert {"mean_itl_ms", "p99_ttft_ms", "max_output_tokens_per_s", "max_concurrent_requests"} <= set(numbers)
+    assert len(numbers) >= 26
+    for name in numbers:
+        assert found[name] == pytest.approx(result[name], rel=1e-6), name
+
+
 @pytest.mark.parametrize("failed", [(), (0, 7, 8)])
 def test_every_number_that_vllm_gives_comes_out(tmp_path: Path, failed: tuple[int, ...]) -> None:
     result = written(failed=failed)

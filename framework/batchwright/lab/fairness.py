@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchwright.lab.records import RequestRecord
 from batchwright.lab.run_record import RunRecord
-from batchwright.lab.samples import end_of, stretches_out
+from batchwright.lab.samples import all_times, end_of, stretches_out
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -117,7 +117,7 @@ def _events(records: Sequence[RequestRecord]) -> tuple[NDArray[np.int64], Floats
     lengths = np.array([len(r.token_times_ns) for r in ran])
     weights = np.array([r.weight for r in ran])
     prompts = np.array([r.num_prompt_tokens - r.num_cached_tokens for r in ran])
-    when = np.concatenate([np.frombuffer(r.token_times_ns, dtype=np.int64) for r in ran])
+    when = all_times(ran)
     what = np.repeat(OUTPUT_WEIGHT / weights, lengths)
     what[np.cumsum(lengths) - lengths] += PROMPT_WEIGHT * prompts / weights
     order = np.argsort(when, kind="stable")

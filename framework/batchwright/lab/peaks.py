@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from batchwright.lab.run_record import RunRecord
+from batchwright.lab.samples import all_times
 
 
 def peak_metrics(run: RunRecord) -> dict[str, float | int | None]:
@@ -18,7 +19,7 @@ def peak_metrics(run: RunRecord) -> dict[str, float | int | None]:
         return {"max_output_tokens_per_s": None, "max_concurrent_requests": None}
     arrivals = np.array([r.arrival_ns for r in finished], dtype=np.int64)
     start = int(arrivals.min())
-    tokens = np.concatenate([np.frombuffer(r.token_times_ns, dtype=np.int64) for r in finished])
+    tokens = all_times(finished)
     began = (arrivals - start) // 10**9
     ended = (np.array([r.token_times_ns[-1] for r in finished], dtype=np.int64) - start) // 10**9
     there = np.zeros(int(ended.max()) + 2, dtype=np.int64)  # how many more are there in a second than in the one before
