@@ -13,6 +13,7 @@ from batchwright.errors import WorkloadError
 from batchwright.lab import Workload, WorkloadRow, by_length, load_workload, run_arm, waiting_turns
 from batchwright.lab.inspection import inspect
 from batchwright.lab.links import arranged
+from batchwright.lab.readers import LeftOut, Reader
 from batchwright.lab.readers.jsonl import write_jsonl
 from fake_backend import FakeBackend, FakeChatTokenizer
 from lab.test_readers import trace
@@ -257,6 +258,29 @@ def test_a_file_of_nothing_but_broken_rows(tmp_path: Path) -> None:
     path = written(tmp_path / "t", BURST + "5,G,10,0,10,x\nsix,G,10,2,12,x\n")
     with pytest.raises(WorkloadError, match=r"has no request that could be offered: .*left out; .*was skipped"):
         load_workload(path, skip_bad_rows=True)
+
+
+def test_a_reader_of_a_plugin_may_leave_rows_out_and_go_on_behind_broken_ones(tmp_path: Path) -> None:
+    def read(path: Path, first: Any, lines: Any) -> Any:
+        for _, line in lines:
+            text = line.strip()
+            if text == "-":
+                yield LeftOut("are dashes")
+            elif text.isdigit():
+                yield WorkloadRow(50 * S - int(text) * S, 3, 2)
+            else:
+                yield WorkloadError(f"{text!r}; expected a number")
+
+    mine = Reader("mine", lambda line: line.startswith("mine"), read, from_earliest=True)
+    path = written(tmp_path / "m", "mine\n3\n-\nx\n7\n-\n")
+    with pytest.raises(WorkloadError, match="^'x'; expected a number$"):
+        load_workload(path, readers={"mine": mine})
+    load = load_workload(path, readers={"mine": mine}, skip_bad_rows=True)
+    assert [r.arrival_ns // S for r in load.rows] == [0, 4]
+    assert load.notes == (
+        "m: 2 rows are dashes: left out",
+        "m: 1 broken row was skipped: 'x'; expected a number",
+    )
 
 
 # Plain JSONL -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from batchwright.cli.output import make_table, print_table, say
 from batchwright.lab import Workload
@@ -44,7 +45,7 @@ def show(console: Console, workload: Workload, found: Inspection) -> None:
         say(console, f"* {note}")
 
 
-def _facts(console: Console, found: Inspection) -> object:
+def _facts(console: Console, found: Inspection) -> Table:
     table = make_table(console, "", "", whole=2)
     rate = "all at once" if found.rate is None else f"{found.rate:,.2f} a second"
     if found.peak_rate is not None:
@@ -73,7 +74,7 @@ def _facts(console: Console, found: Inspection) -> object:
     return table
 
 
-def _lengths(console: Console, found: Inspection) -> object:
+def _lengths(console: Console, found: Inspection) -> Table:
     table = make_table(console, "", "mean", "least", "median", "p90", "p99", "most", "total")
     for name, one in (("prompt", found.prompts), ("output", found.outputs), ("turns", found.turns)):
         if one is not None:
@@ -118,7 +119,7 @@ def _plot_lengths(console: Console, lengths: list[int]) -> None:
 
 def _marks(console: Console) -> str:
     try:
-        _BLOCKS.encode(console.file.encoding or "utf-8")
+        _BLOCKS.encode(console.encoding)
     except (UnicodeEncodeError, LookupError):
         return _ASCII
     return _BLOCKS

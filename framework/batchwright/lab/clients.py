@@ -46,12 +46,14 @@ class Clients:
 
     Attributes:
         arrivals: started already.
+        any_may_leave: whether a client that may give up has come.
     """
 
     def __init__(self, arrivals: Coming, engines: Sequence[Engine]) -> None:
         self.arrivals = arrivals
         self._engines = engines
         self._aborts = Aborts()
+        self.any_may_leave = False
         self._places: dict[Request, int] = {}  # of requests whose end is waited for: the places of their rows
         self._ends = [Ends(engine) for engine in engines] if arrivals.waits else []
         for ends, engine in zip(self._ends, engines, strict=False):
@@ -69,6 +71,7 @@ class Clients:
     def taken(self, offer: Offer) -> None:
         """A request is in."""
         if offer.row.gives_up:
+            self.any_may_leave = True
             self._aborts.add(offer)
         if self.arrivals.waits:
             self._places[offer.request] = offer.place

@@ -89,6 +89,7 @@ class EngineDrive(Drive):
 
     def _loop(self, max_steps: int | None, until_ns: int | None, interrupts: Interrupts) -> str | None:
         engine, clock, clients = self._engine, self._engine.clock, self._clients
+        waits = clients.arrivals.waits
         num_steps = 0
         while True:
             if interrupts.asked:
@@ -96,11 +97,11 @@ class EngineDrive(Drive):
             now = clock.now_ns()
             if until_ns is not None and now >= until_ns:
                 return "max_seconds"
-            clients.hear()
+            if waits:
+                clients.hear()
             while (when := clients.next_ns) is not None and when <= now:
                 self._add(clients.take())
-            leaving = clients.leaving(now)
-            if leaving:
+            if clients.any_may_leave and (leaving := clients.leaving(now)):
                 for request in leaving:
                     engine.abort(request.request_id)
                 continue

@@ -41,8 +41,8 @@ class Distribution:
         numbers = np.fromiter(values, dtype=np.int64)
         if not len(numbers):
             return None
-        quantiles = (float(q) for q in np.quantile(numbers, QUANTILES))
-        return cls(int(numbers.sum()), float(numbers.mean()), int(numbers.min()), *quantiles, int(numbers.max()))
+        p50, p90, p99 = (float(q) for q in np.quantile(numbers, QUANTILES))
+        return cls(int(numbers.sum()), float(numbers.mean()), int(numbers.min()), p50, p90, p99, int(numbers.max()))
 
 
 @dataclass(frozen=True, slots=True)
