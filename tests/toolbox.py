@@ -201,8 +201,8 @@ def check_whole(scheduler: Scheduler) -> None:
         assert request._room == len(request.block_table) * blocks.block_size, request
         assert request.num_scheduled == 0 or scheduler._batch is not None, request
         assert request.is_prefilling == (request in state.prefilling), request
-    assert [held[b] for b in range(blocks.num_blocks)] == list(blocks._references)
-    free = list(blocks._free)
+    assert [held[b] for b in range(blocks.num_blocks)] == blocks.references
+    free = list(blocks.free)
     assert len(set(free)) == len(free) == blocks.num_free, "a block is in the free list twice"
     assert set(free) == set(range(blocks.num_blocks)) - set(held), "a block leaked"
     for request in state.queue:

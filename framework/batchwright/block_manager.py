@@ -6,7 +6,7 @@ Block ids say nothing of order; block tables do. What a block holds, and how it 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -18,6 +18,7 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.prefix_index import PrefixIndex
 from batchwright.request import RESIDENT, Request
 
+_NO_HITS = array("i")
 _FEW = 4
 """Blocks up to which they are taken one by one."""
 _MANY = 40
@@ -61,14 +62,24 @@ class BlockManager:
         """Blocks that nobody holds; they may still hold cached content."""
         return self._free.count
 
+    @property
+    def free(self) -> Iterator[int]:
+        """Blocks that nobody holds, in the order in which they are taken."""
+        return iter(self._free)
+
+    @property
+    def references(self) -> list[int]:
+        """Of each block, how many hold it."""
+        return self._references.tolist()
+
     def can_allocate(self, hits: array[int], num_tokens: int) -> bool:
         """Whether the free blocks suffice for a waiting request with these hits to hold ``num_tokens`` tokens."""
-        total = max(-(-num_tokens // self.block_size), len(hits))
-        if total <= self._free.count:
+        total, num_free = max(-(-num_tokens // self.block_size), len(hits)), self.num_free
+        if total <= num_free:
             return True
-        if total - len(hits) > self._free.count:
+        if total - len(hits) > num_free:
             return False
-        return total - self._num_held(hits) <= self._free.count
+        return total - self._num_held(hits) <= num_free
 
     def allocate(self, request: Request, hits: array[int], num_tokens: int) -> None:
         """Give a waiting request its prefix hits and blocks for ``num_tokens`` tokens; ``can_allocate`` first."""
@@ -88,7 +99,7 @@ class BlockManager:
 
     def can_append(self, request: Request, num_tokens: int) -> bool:
         """Whether the free blocks suffice for a resident to hold ``num_tokens`` tokens."""
-        return num_tokens - request._room <= self._free.count * self.block_size
+        return num_tokens - request._room <= self.num_free * self.block_size
 
     def append(self, request: Request, num_blocks: int = 1) -> None:
         """Give a resident further blocks; ``can_append`` first."""
@@ -110,10 +121,6 @@ class BlockManager:
     def _take(self, num_blocks: int) -> list[int]:
         registered, references = self._registered, self._references
         blocks = self._free.take_all(num_blocks)
-        if not self._enabled:  # nothing is ever registered
-            for block in blocks:
-                references[block] = 1
-            return blocks
         for block in blocks:
             references[block] = 1
             if registered[block]:
@@ -137,9 +144,7 @@ class BlockManager:
         """Free all blocks of a request, last to first; shared ones stay with the others that hold them."""
         table, request.block_table = request.block_table, []
         table.reverse()
-        if not self._enabled:
-            self._release_unshared(table)
-        elif len(table) < _MANY:
+        if len(table) < _MANY:
             self._release_each(table)
         else:
             self._release_all(np.array(table, dtype=np.int32))
@@ -148,16 +153,6 @@ class BlockManager:
             request._run.end(request._num_registered)
             request._run = None
         request._room = request._num_registered = 0
-
-    def _release_unshared(self, blocks: list[int]) -> None:
-        """``_release_each`` where nothing is ever shared."""
-        references = self._references
-        for block in blocks:
-            references[block] = 0
-        if self._uncached_first:
-            self._free.put_first_each(blocks)
-        else:
-            self._free.put_last(blocks)
 
     def _release_each(self, blocks: list[int]) -> None:
         references = self._references
@@ -199,7 +194,7 @@ class BlockManager:
     def lookup(self, request: Request) -> array[int]:
         """The cached blocks of a waiting request's longest prefix; the array belongs to the core."""
         if not self._enabled:
-            return array("i")
+            return _NO_HITS
         hits = self.index.lookup(request)
         if request not in self.looked_up:
             self.looked_up[request] = hits[:]

@@ -85,19 +85,6 @@ class FreeList:
         self._next[block] = head
         self.count += 1
 
-    def put_first_each(self, blocks: Sequence[int]) -> None:
-        """``put_first`` each of these, one after the other."""
-        following, preceding = self._next, self._previous
-        end = len(following) - 1
-        head = following[end]
-        for block in blocks:
-            following[block] = head
-            preceding[head] = block
-            head = block
-        following[end] = head
-        preceding[head] = end
-        self.count += len(blocks)
-
     def put_last_all(self, blocks: NDArray[np.int32]) -> None:
         """``put_last`` for an array of many."""
         end = len(self._next) - 1

@@ -160,19 +160,18 @@ class Leaper:
             roster.write_ahead(ahead.token_ids[:num])
         watched = self._watched() if state.queue and blocks.cache.enabled else _NOBODY
         free: list[int] = []
-        pool = blocks._free
         ending: Sequence[Request] = ()
         while (taken := len(free)) < num:
             skipped = roster.skip(num - taken)
             if skipped:
-                free += [pool.count] * skipped
+                free += [blocks.num_free] * skipped
                 roster.last_ns = ends[taken + skipped - 1]
                 continue
             if (roster.growing or roster.filling) and not self._make_room(watched):
                 break
             due = roster.due_next() if watched and state.late else ()
             ending = roster.next_step(ends[taken])
-            free.append(pool.count)
+            free.append(blocks.num_free)
             if ending or (due and any(blocks.index.last_hash(request) in watched for request in due)):
                 break  # or: who waits finds more in the cache from now on, or something else
         if not taken and not free:

@@ -41,6 +41,7 @@ from batchwright.settlement import Settlement
 from batchwright.state import State
 from batchwright.step import Step
 from batchwright.step_end import StepEnd
+from batchwright.unshared_blocks import UnsharedBlocks
 
 
 class Scheduler:
@@ -99,7 +100,9 @@ class Scheduler:
             raise ConfigError(f"on_policy_error must be 'raise' or 'fallback', not {on_policy_error!r}")
         self._on_policy_error = on_policy_error
         self.limits = limits if limits is not None else Limits()
-        self.blocks = (OverlappedBlocks if overlap else BlockManager)(num_blocks, block_size, prefix_cache)
+        cache = prefix_cache if prefix_cache is not None else PrefixCache()
+        kind = OverlappedBlocks if overlap else BlockManager if cache.enabled else UnsharedBlocks
+        self.blocks = kind(num_blocks, block_size, cache)
         self._step_class = OverlappedStep if overlap else Step
         self._hooks = Decisions(resolve_policy(policy), Neutral(default), strict=strict)
         if predictor is not None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batchwright import BlockManager, ConfigError, PrefixCache, Request
 from batchwright.request import RESIDENT, WAITING
+from batchwright.unshared_blocks import UnsharedBlocks
 
 SETTINGS = [
     PrefixCache(visible=v, reuse=r, duplicates=d)
@@ -69,8 +70,8 @@ class Brute:
 class Twin:
     """The manager and the brute force, told the same; compared after everything."""
 
-    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
-        self.blocks = BlockManager(num_blocks, BS, cache)
+    def __init__(self, num_blocks: int, cache: PrefixCache, kind: type[BlockManager]) -> None:
+        self.blocks = kind(num_blocks, BS, cache)
         self.brute = Brute(num_blocks, cache)
         self.residents: list[Request] = []
         self.waiting: list[Request] = []
@@ -108,6 +109,9 @@ class Twin:
         if last <= first:
             return
         new = self.blocks.register(request, num_tokens)
+        if not self.blocks.cache.enabled:
+            assert new == []
+            return
         assert new == request.block_table[first:last]
         for index in range(first, last):
             self.brute.register(request.block_table[index], tuple(request._tokens[: (index + 1) * BS]))
@@ -126,9 +130,9 @@ class Twin:
         self.brute.shared.pop(block, None)
 
     def check(self) -> None:
-        assert list(self.blocks._free) == self.brute.free
+        assert list(self.blocks.free) == self.brute.free
         assert self.blocks.num_free == len(self.brute.free)
-        assert list(self.blocks._references) == [self.brute.holders.get(b, 0) for b in range(self.blocks.num_blocks)]
+        assert self.blocks.references == [self.brute.holders.get(b, 0) for b in range(self.blocks.num_blocks)]
         for request in self.waiting:
             expected = self.brute.lookup(list(request._tokens))
             # What is kept between look-ups, and what a fresh request finds, is the same.
@@ -136,9 +140,9 @@ class Twin:
             assert list(self.blocks.lookup(request)) == expected
 
 
-def _play(cache: PrefixCache, seed: int, num_steps: int) -> Twin:
+def _play(cache: PrefixCache, seed: int, num_steps: int, kind: type[BlockManager] = BlockManager) -> Twin:
     rng = random.Random(seed)
-    twin = Twin(rng.randint(4, 14), cache)
+    twin = Twin(rng.randint(4, 14), cache, kind)
     stems = [[rng.randrange(3) for _ in range(30)] for _ in range(3)]
 
     def new() -> Request:
@@ -182,6 +186,13 @@ def test_random_sequences_against_brute_force(cache: PrefixCache, seed: int) -> 
     _play(cache, seed, 50)
 
 
+@pytest.mark.parametrize("kind", [BlockManager, UnsharedBlocks])
+@pytest.mark.parametrize("reuse", ["oldest_freed", "uncached_first"])
+@given(seed=st.integers(0, 2**32))
+def test_without_a_cache_blocks_are_reused_in_the_same_order(kind: type[BlockManager], reuse: Any, seed: int) -> None:
+    _play(PrefixCache(enabled=False, reuse=reuse), seed, 50, kind)
+
+
 def test_the_sequences_are_worth_it() -> None:
     """Random runs must meet hits, duplicates, reuse of cached blocks and a full pool."""
     met: dict[str, int] = {"hits": 0, "duplicates": 0, "full": 0}
@@ -202,7 +213,11 @@ def test_look_ups_stay_right_after_very_many_changes(duplicates: Any, monkeypatc
 
 
 def test_without_a_cache_nothing_is_shared() -> None:
-    blocks = BlockManager(8, 2, PrefixCache(enabled=False))
+    for kind in (BlockManager, UnsharedBlocks):
+        _share_nothing(kind(8, 2, PrefixCache(enabled=False)))
+
+
+def _share_nothing(blocks: BlockManager) -> None:
     first, second = Request("a", [1, 2, 3, 4, 5]), Request("b", [1, 2, 3, 4, 5])
     for request in (first, second):
         assert not blocks.lookup(request) and blocks.can_allocate(blocks.lookup(request), 5)
@@ -216,12 +231,12 @@ def test_append_and_take_back_leave_no_trace() -> None:
     blocks = BlockManager(6, 2)
     request = Request("a", [1, 2, 3])
     blocks.allocate(request, blocks.lookup(request), 3)
-    before = list(blocks._free)
+    before = list(blocks.free)
     blocks.append(request, 3)
     assert request._room == 10
     blocks.take_back(request, 3)
     assert request.block_table == [0, 1] and request._room == 4
-    assert sorted(blocks._free) == sorted(before)
+    assert sorted(blocks.free) == sorted(before)
 
 
 def test_equal_content_is_shared_across_requests_only_as_far_as_it_is_equal() -> None:

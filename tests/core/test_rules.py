@@ -172,8 +172,8 @@ def test_an_undone_batch_leaves_no_trace(visible: str) -> None:
         rows = [repr([getattr(r, f) for f in fields]) for r in requests]
         return (
             rows,
-            list(scheduler.blocks._references),
-            sorted(scheduler.blocks._free),
+            scheduler.blocks.references,
+            sorted(scheduler.blocks.free),
             dict(scheduler.blocks.index._answering),
         )
 

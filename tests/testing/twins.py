@@ -288,8 +288,8 @@ class Twins:
         assert fast.num_observer_faults == reference.num_observer_faults
         blocks, plain = fast.blocks, reference.blocks
         held = [block for r in fast.running for block in r.block_table]
-        assert list(blocks._references) == plain.references == [held.count(b) for b in range(blocks.num_blocks)]
-        free = list(blocks._free)
+        assert blocks.references == plain.references == [held.count(b) for b in range(blocks.num_blocks)]
+        free = list(blocks.free)
         assert free == plain.free
         assert blocks.num_free == len(free)
         assert sorted(free) == sorted(set(range(blocks.num_blocks)) - set(held))

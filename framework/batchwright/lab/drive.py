@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.errors import RequestError
 from batchwright.lab.clients import Clients
+from batchwright.lab.garbage import seldom_collected
 from batchwright.lab.interrupts import Interrupts
 from batchwright.lab.materialize import Offer
 
@@ -44,7 +45,7 @@ class Drive(ABC):
     def run(self, max_steps: int | None, until_ns: int | None) -> str | None:
         """To the end, or why it stopped before; steps may then be under way."""
         try:
-            with Interrupts() as interrupts:
+            with Interrupts() as interrupts, seldom_collected():
                 return self._loop(max_steps, until_ns, interrupts)
         except KeyboardInterrupt:
             return "interrupted"
@@ -110,7 +111,7 @@ class EngineDrive(Drive):
                     return "max_steps"
                 leapt = self._leapt(until_ns, None if max_steps is None else max_steps - num_steps)
                 if not leapt:
-                    engine.advance(deferred=self._leap)
+                    engine.advance(deferred=True)
                 num_steps += leapt or 1
             elif when is None:
                 return None
