@@ -37,6 +37,7 @@ class Behaviour:
         max_model_len: as it says.
         key: the only key it takes.
         vocab_size: token ids from it on are refused.
+        is_late: that is said within the stream, as vLLM does.
         takes_ids, has_completions: whether prompts may be token ids, and whether there is ``/v1/completions``.
         takes: extensions that it takes; others are an error.
         streams: whether it streams.
@@ -62,6 +63,7 @@ class Behaviour:
     max_model_len: int | None = 4096
     key: str | None = None
     vocab_size: int = 40_000
+    is_late: bool = False
     takes_ids: bool = True
     has_completions: bool = True
     takes: frozenset[str] = ALL
@@ -221,7 +223,7 @@ class OpenAIServer:
         if isinstance(prompt, list):
             if not b.takes_ids:
                 return "prompt: Input should be a valid string"
-            if max(prompt) >= b.vocab_size:
+            if max(prompt) >= b.vocab_size and not b.is_late:
                 return f"Token id {max(prompt)} is out of vocabulary"
             if b.max_model_len is not None and len(prompt) + body["max_tokens"] > b.max_model_len:
                 return f"This model's maximum context length is {b.max_model_len} tokens"
@@ -238,6 +240,9 @@ class OpenAIServer:
         ids = prompt if isinstance(prompt, list) else [7 + place for place, _ in enumerate(prompt.split())]
         asked = body.get("max_tokens", 12)
         running = b.has_usage and body.get("stream_options", {}).get("continuous_usage_stats", False)
+        if max(ids) >= b.vocab_size:
+            yield {"error": {"message": f"Token id {max(ids)} is out of vocabulary", "code": 400}}
+            return
         if chat:
             yield {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
         said: list[str] = []

@@ -389,8 +389,9 @@ def test_a_server_that_takes_nothing(server: OpenAIServer) -> None:
         run(server, values={"api": "completions"})
 
 
-def test_token_ids_beyond_the_vocabulary(server: OpenAIServer) -> None:
-    server.behaviour = Behaviour(vocab_size=300)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_token_ids_beyond_the_vocabulary(server: OpenAIServer, is_late: bool) -> None:
+    server.behaviour = Behaviour(vocab_size=300, is_late=is_late)
     with pytest.raises(BackendError, match=r"Token id 31999 is out of vocabulary.*backend_options.vocab_size"):
         run(server)
     assert statuses(run(server, values={"vocab_size": 300})) == ["finished"] * 10

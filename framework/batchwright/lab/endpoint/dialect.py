@@ -137,11 +137,8 @@ async def _first_taken(client: Client, tries: Iterator[tuple[Form, Dialect]], vo
             async with client.post(path, body, {}) as stream:
                 if stream.status in _NOT_TAKEN:
                     reply = await stream.read()
-                    if sent == "ids" and "vocab" in reply.text.lower():
-                        raise BackendError(
-                            f"{where}: {reply.words()}: made-up token ids are below {vocab_size}; give the model's own "
-                            "number with backend_options.vocab_size"
-                        )
+                    if sent == "ids":
+                        _check_vocabulary(where, reply.words(), vocab_size)
                     refusals[f"{_FORMS[sent]}: {reply.words()}"] = None
                     continue
                 if stream.status != 200:
@@ -157,11 +154,20 @@ async def _first_taken(client: Client, tries: Iterator[tuple[Form, Dialect]], vo
         except LostError as error:
             raise BackendError(f"the warm-up failed: {where}: {error}") from None
         if answer.error is not None:
+            _check_vocabulary(where, answer.error, vocab_size)
             raise BackendError(f"the warm-up failed: {where}: {answer.error}")
         if not answer.num_tokens:
             raise BackendError(f"the warm-up failed: {where}: a stream without a token; is it a generative model?")
         return dialect
     raise BackendError(f"the server takes no request of ours; tried {'; '.join(refusals)}")
+
+
+def _check_vocabulary(where: str, words: str, vocab_size: int) -> None:
+    if "vocab" in words.lower():
+        raise BackendError(
+            f"{where}: {words}: made-up token ids are below {vocab_size}; give the model's own number with "
+            "backend_options.vocab_size"
+        )
 
 
 _FORMS: Mapping[Form, str] = {
