@@ -32,15 +32,15 @@ COMMANDS = (
         "backends",
         "plugins",
     ),
-    "config",
+    *("config", "workload"),
 )
 ROOT = typer.main.get_command(app)
 
 
 def commands() -> list[tuple[str, Any]]:
     found = [(name, command) for name, command in ROOT.commands.items()]  # type: ignore[attr-defined]
-    config = dict(found)["config"]
-    return [*found, *((f"config {name}", command) for name, command in config.commands.items())]
+    groups = [(name, command) for name, command in found if hasattr(command, "commands")]
+    return [*found, *((f"{name} {n}", c) for name, group in groups for n, c in group.commands.items())]
 
 
 def test_commands_are_all_there(cli: Cli) -> None:
@@ -51,7 +51,7 @@ def test_commands_are_all_there(cli: Cli) -> None:
         assert f"\n  {name} " in answer.out
 
 
-@pytest.mark.parametrize("group", [[], ["config"]])
+@pytest.mark.parametrize("group", [[], ["config"], ["workload"]])
 def test_without_a_command_help_is_shown(cli: Cli, group: list[str]) -> None:
     answer = cli(*group)
     assert (answer.code, answer.err) == (0, "")
@@ -67,7 +67,7 @@ def test_help_tells_every_option_and_gives_examples(cli: Cli, name: str, command
         assert param.help, f"{name}: {param.name} has no help"
         said = param.opts[0] if param.opts[0].startswith("-") else param.help
         assert said in answer.out
-    if name != "config":
+    if not hasattr(command, "commands"):
         examples = [line for line in answer.out.splitlines() if line.startswith("    batchwright ")]
         assert len(examples) >= 2
         assert all(f"batchwright {name}" in line or name in ("backends", "replay") for line in examples)

@@ -10,6 +10,7 @@ from batchwright.cli import (
     ab,
     backends,
     calibrate,
+    capacity,
     check,
     config,
     diff,
@@ -21,6 +22,8 @@ from batchwright.cli import (
     replay,
     report,
     run,
+    sweep,
+    tune,
     workload,
 )
 from batchwright.cli.options import Debug
@@ -67,6 +70,9 @@ def batchwright(
 
 
 app.command()(ab.ab)
+app.command()(sweep.sweep)
+app.command()(capacity.capacity)
+app.command()(tune.tune)
 app.command()(run.run)
 app.command()(report.report)
 app.command()(diff.diff)

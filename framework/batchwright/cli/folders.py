@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.arms import Arm
-from batchwright.cli.options import FileOptions
+from batchwright.cli.options import FileOptions, FolderOptions
 from batchwright.errors import ConfigError
 from batchwright.lab.executors import Task
 from batchwright.lab.saved_runs import SavedRuns
+from batchwright.lab.workload import Workload
 
 if TYPE_CHECKING:
     from batchwright.lab.files.manifest import Manifest
@@ -38,14 +39,42 @@ def open_folder(
     Raises:
         ConfigError: the folder holds another experiment or other files, cannot be written, or pyarrow is missing.
     """
+    seeds = list(dict.fromkeys(task.seed for task in tasks))
+    return open_saved(files, design, arms, tasks[0].workload, seeds, options, details, tasks)
+
+
+def open_saved(
+    files: FolderOptions,
+    design: str,
+    arms: Sequence[Arm],
+    workload: Workload,
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    details: Mapping[str, Any],
+    tasks: Sequence[Task] = (),
+) -> SavedRuns | None:
+    """:func:`open_folder`, for a design whose runs are not known before: a search's, say.
+
+    Args:
+        files, design, arms, options, details: as there.
+        workload: what is offered, where nothing says otherwise.
+        seeds: of the runs.
+        tasks: those that are known.
+
+    Raises:
+        ConfigError: as there; or ``--resume`` goes with nothing, or with ``--overwrite``.
+    """
+    for option, given in (("--overwrite", files.overwrite), ("--resume", files.resume)):
+        if given and files.out is None:
+            raise ConfigError(f"{option} says what becomes of the folder of --out: name one, or leave it out")
     if files.out is None:
-        if files.overwrite:
-            raise ConfigError("--overwrite says what may happen to the folder of --out: name one, or leave it out")
         return None
+    if files.overwrite and files.resume:
+        raise ConfigError("--resume goes on with the experiment in the folder, and --overwrite replaces it: give one")
     from batchwright.lab.files import Folder
 
-    saved = SavedRuns(Folder(files.out))
-    manifest = _manifest(design, arms, tasks, saved.plan(tasks), options, details)
+    saved = SavedRuns(Folder(files.out), resume=files.resume)
+    manifest = _manifest(design, arms, workload, seeds, saved.plan(tasks), options, details)
     distributions = [plugin.distribution for plugin in arms[0].plugins.plugins.values()]
     saved.folder.write_experiment(manifest, overwrite=files.overwrite, distributions=distributions)
     return saved
@@ -54,7 +83,8 @@ def open_folder(
 def _manifest(
     design: str,
     arms: Sequence[Arm],
-    tasks: Sequence[Task],
+    workload: Workload,
+    seeds: Sequence[int],
     labels: Sequence[str],
     options: Mapping[str, Any],
     details: Mapping[str, Any],
@@ -64,9 +94,9 @@ def _manifest(
     return Manifest.of(
         design,
         {arm.label: arm.config for arm in arms},
-        tasks[0].workload,
+        workload,
         runs=list(labels),
-        seeds=list(dict.fromkeys(task.seed for task in tasks)),
+        seeds=list(seeds),
         options=dict(options),
         details=dict(details),
         command=[Path(sys.argv[0]).name, *sys.argv[1:]],

@@ -302,8 +302,8 @@ class TableOptions:
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """What is kept of the runs."""
+class FolderOptions:
+    """Where the experiment is kept."""
 
     out: Annotated[
         Path | None,
@@ -316,6 +316,18 @@ class FileOptions:
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace another experiment that is in the folder of --out.")
     ] = False
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the experiment in the folder of --out; take the runs that are there."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class FileOptions(FolderOptions):
+    """What is kept of the runs."""
+
     figures: Annotated[
         Path | None,
         typer.Option(

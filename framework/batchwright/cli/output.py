@@ -15,6 +15,9 @@ from rich.text import Text
 
 from batchwright.errors import ConfigError
 
+RUNS = "runs"
+"""The label under which the lab counts whole runs."""
+
 ReportProgress = Callable[[str, int, int], None]
 """Told now and then: a label, how many are done, how many there are in all."""
 
@@ -74,6 +77,8 @@ def check_writable(path: Path | None, option: str) -> None:
 def show_progress(quiet: bool, what: str = "starting") -> Iterator[ReportProgress | None]:
     """A progress bar on stderr for each label that reports; nothing where stderr is not a terminal.
 
+    Where whole runs are counted, their bar stands first and stays, and those of single runs go when they are done.
+
     Args:
         quiet: nothing at all.
         what: shown until something reports.
@@ -82,14 +87,33 @@ def show_progress(quiet: bool, what: str = "starting") -> Iterator[ReportProgres
     if quiet or not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console, transient=True) as progress:
         first = progress.add_task(what, total=None)
 
         def report(label: str, done: int, total: int) -> None:
+            if RUNS in tasks and label != RUNS and done >= total:
+                if label in tasks:
+                    progress.remove_task(tasks.pop(label))
+                return
             if label not in tasks:
                 progress.remove_task(first) if not tasks else None
                 tasks[label] = progress.add_task(label, total=total)

@@ -137,8 +137,9 @@ def merge(
     """Write several workloads as one, in order of arrival.
 
     \b
-    Example:
-      batchwright workload merge chat.jsonl synthetic:rate=1,client=batch --to m.jsonl
+    Examples:
+      batchwright workload merge a.csv b.jsonl --to both.jsonl
+      batchwright workload merge chat.jsonl synthetic:rate=1,client=b --to m.jsonl
 
     Clients of one name are one client; sessions, programs and prefixes are each workload's own.
 
@@ -166,8 +167,9 @@ def resample(
     """Write another workload like one: whole sessions drawn from it again, in blocks of neighbours.
 
     \b
-    Example:
+    Examples:
       batchwright workload resample trace.csv --seed 1 --to other.jsonl
+      batchwright workload resample trace.csv --seed 2 --limit 500 --to other.jsonl
 
     Exit code: 0; 2 for a wrong command line or file.
     """

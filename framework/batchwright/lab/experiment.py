@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchwright.errors import ExperimentError
 from batchwright.lab.closing import Failure
@@ -90,17 +90,18 @@ def run_tasks(
         KeyboardInterrupt: it came before anything was done.
     """
     servers = Servers.ask(task.config for task in tasks)
-    tasks = servers.with_vocabulary(tasks)
+    asked, tasks = tasks, servers.with_vocabulary(tasks)
     outcomes: dict[int, Outcome] = {}
     counted = progress if len({task.title for task in tasks}) < len(tasks) or any(t.point for t in tasks) else None
     places = {id(task): place for place, task in enumerate(tasks)}
 
     def take(outcome: Outcome) -> Outcome:
-        taken = keep(outcome) if keep is not None else outcome
-        outcomes[places[id(outcome.task)]] = taken
+        place = places[id(outcome.task)]
+        outcome = replace(outcome, task=asked[place])  # the very object that the caller knows
+        outcomes[place] = keep(outcome) if keep is not None else outcome
         if counted is not None:
             counted(RUNS, len(outcomes), len(tasks))
-        return taken
+        return outcomes[place]
 
     def save(outcome: Outcome) -> Outcome:
         if saved is not None and outcome.run is not None:
@@ -125,4 +126,4 @@ def run_tasks(
         except KeyboardInterrupt:
             if not any(outcome.run for outcome in outcomes.values()):
                 raise
-    return Experiment(tasks, [outcomes[place] for place in sorted(outcomes)])
+    return Experiment(asked, [outcomes[place] for place in sorted(outcomes)])

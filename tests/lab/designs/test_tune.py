@@ -192,7 +192,7 @@ def test_it_goes_on_where_it_stopped_with_the_same_bytes(tmp_path: Path, most: i
     after = MadeUp(bowl)
     again = search(trials=12, batch=batch, study=study, executor=after)
     assert json.dumps(again.to_json()) == json.dumps(whole.to_json())
-    assert len(after.tasks) < 46 and not again.was_interrupted
+    assert len(after.tasks) == 46 - 3 * len(part.trials) and not again.was_interrupted
     more = search(trials=15, batch=batch, study=study)
     assert len(more.trials) == 15 and more.trials[:12] == whole.trials
 

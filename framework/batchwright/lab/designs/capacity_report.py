@@ -127,7 +127,7 @@ def closing_lines(found: Capacities) -> Iterator[str]:
         if arm.error is not None:
             yield f"{arm.arm} failed: {type(arm.error).__name__}: {arm.error}"
     for ratio in found.ratios:
-        yield _ratio(ratio, found.plan.confidence)
+        yield _ratio(ratio, found)
     for arm in found.arms:
         yield from _of_arm(arm, found)
     if found.plan.bounds and GOODPUT in {b.measure.name for b in found.plan.bounds} and not found.has_slo:
@@ -139,12 +139,14 @@ def closing_lines(found: Capacities) -> Iterator[str]:
         yield "one seed: whether a load meets the objectives was told from one run each; take --seeds 5 for confidence"
 
 
-def _ratio(ratio: Ratio, confidence: float) -> str:
+def _ratio(ratio: Ratio, found: Capacities) -> str:
+    num = len(found.plan.seeds)
+    of = f" of {num}: in the others an arm has no edge within the range" if ratio.num_seeds < num else ""
     said = f"{ratio.arm} carries {ratio.ratio:.3g} times the load of {ratio.base} [{ratio.low:.3g}, {ratio.high:.3g}]"
     if ratio.num_seeds == 1:
-        return f"{said}; the interval is that of the brackets alone, from one seed"
+        return f"{said}; the interval is that of the brackets alone, from one seed{of}"
     verdict = "more" if ratio.low > 1 else "less" if ratio.high < 1 else "no difference shown"
-    return f"{said}: {verdict} ({confidence:.0%} interval over {ratio.num_seeds} seeds)"
+    return f"{said}: {verdict} ({found.plan.confidence:.0%} interval over {ratio.num_seeds} seeds{of})"
 
 
 def _of_arm(arm: ArmCapacity, found: Capacities) -> Iterator[str]:

@@ -11,6 +11,9 @@ from typing import Any
 from batchwright.errors import ConfigError
 from batchwright.lab.designs.space import Space, Value
 
+STUDY = "study.journal"
+"""Name of a study's file in the folder of an experiment."""
+
 _NAME = "batchwright"
 _ABOUT = "about"
 

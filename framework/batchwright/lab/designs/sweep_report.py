@@ -61,15 +61,16 @@ def _is_defined(sweep: Sweep, metric: str) -> bool:
 
 
 def _table(sweep: Sweep, metric: Metric) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title=metric.label, title_justify="left")
-    table.title_style = "bold"
+    table = Table(
+        box=None, padding=(0, 1, 0, 0), pad_edge=False, title=Text(metric.label, style="bold"), title_justify="left"
+    )
     for axis in sweep.axes:
         table.add_column(Text(axis.name), justify="right" if axis.is_numeric else "left", overflow="fold")
     for arm in sweep.arms:
         table.add_column(Text(arm), justify="right", overflow="fold")
     pair = len(sweep.arms) == 2
     if pair:
-        table.add_column("difference [interval]", overflow="fold")
+        table.add_column(Text("difference [interval]"), overflow="fold")
     for point in sweep.points:
         cells = [_cell(point, metric, arm, alone=pair or arm == sweep.arms[0]) for arm in sweep.arms]
         if pair:

@@ -122,7 +122,7 @@ def _validation(tuning: Tuning) -> Table:
     table.add_column("")
     for heading in (DEFAULT, TUNED):
         table.add_column(heading, justify="right")
-    table.add_column("difference [interval]")
+    table.add_column(Text("difference [interval]"))
     found = {arm: tuning.on_fresh_seeds(arm) for arm in (DEFAULT, TUNED)}
     goals = [_number(found[arm][0]) for arm in (DEFAULT, TUNED)]
     table.add_row(Text(plan.goal.name), *goals, _difference(_verdict(tuning)))
