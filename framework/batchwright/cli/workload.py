@@ -169,7 +169,7 @@ def resample(
     \b
     Examples:
       batchwright workload resample trace.csv --seed 1 --to other.jsonl
-      batchwright workload resample trace.csv --seed 2 --limit 500 --to other.jsonl
+      batchwright workload resample trace.csv --seed 2 --limit 500 --to b.jsonl
 
     Exit code: 0; 2 for a wrong command line or file.
     """
