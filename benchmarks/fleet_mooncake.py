@@ -21,7 +21,6 @@ from typing import Any
 
 from batchwright.config import EngineConfig
 from batchwright.lab import Workload, load_workload, summarize
-from batchwright.lab.prefix_reuse import PrefixReuse
 from batchwright.lab.executors import Task, choose_executor
 from batchwright.lab.experiment import run_tasks
 
@@ -47,10 +46,18 @@ def unbounded_hit_rates(workload: Workload) -> tuple[float, float]:
 
     A block is held if it came before, and all blocks in front of it did.
     """
-    reuse = PrefixReuse()
+    seen: set[int] = set()
+    hit_tokens = hit_blocks = tokens = blocks = 0
     for row in workload.rows:
-        reuse.add(row)
-    return reuse.share, reuse.share_of_pieces
+        for place, block in enumerate(row.prefix_ids):
+            if block not in seen:
+                break
+            hit_tokens += min(row.prefix_block_size, row.num_prompt_tokens - place * row.prefix_block_size)
+            hit_blocks += 1
+        seen.update(row.prefix_ids)
+        tokens += row.num_prompt_tokens
+        blocks += len(row.prefix_ids)
+    return hit_tokens / tokens, hit_blocks / blocks
 
 
 def pooled_hit_rate(workload: Workload, num_tokens: int) -> float:
@@ -116,10 +123,6 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _blocks(text: str) -> int | None:
-    return None if text == "auto" else int(text)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="mooncake_conversation_trace.jsonl")
@@ -131,12 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=None)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument(
-        "--num-blocks",
-        type=_blocks,
-        nargs="+",
-        default=[None],
-        metavar="BLOCKS",
-        help="KV blocks of a replica, one number or several: a whole number, or auto, what fits its GPU (the default)",
+        "--num-blocks", type=int, default=None, help="KV blocks of a replica; what fits its GPU by default"
     )
     parser.add_argument("--jobs", type=int, default=1, help="routers at a time")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures there")
@@ -150,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bound, of_blocks = unbounded_hit_rates(workload)
     print(f"{workload.name}: {len(workload)} requests, {args.replicas} replicas of {args.policy} on {args.backend}")
     sizes: list[dict[str, Any]] = []
-    for num_blocks in args.num_blocks:
+    for num_blocks in args.num_blocks or [None]:
         found = compare_routers(workload, args.routers, args.replicas, args.jobs, num_blocks=num_blocks, **settings)
         kv_tokens = next(iter(found.values()))["kv_tokens"]
         pooled = pooled_hit_rate(workload, kv_tokens)

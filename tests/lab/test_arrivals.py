@@ -342,6 +342,34 @@ def test_a_closed_loop_never_has_more_in_flight_than_users(users: int, spec: str
     assert {r.status for r in record.requests} == {"finished"}
 
 
+def test_a_refusal_in_a_busy_fleet_brings_the_next_before_the_step_begins() -> None:
+    load = rows(
+        row("busy", output=200),
+        row("never", arrival_s=0.1, prompt=4000),
+        row("next", "never"),
+        row("last", "next", output=3),
+    )
+    alone = run(load)
+    assert [r.status for r in alone.requests] == ["finished", "refused", "finished", "finished"]
+    never, following = alone.requests[1:3]
+    assert following.arrival_ns > never.arrival_ns  # it was refused at the end of a step
+    for leap in (True, False):
+        assert plain(run(load, router="round_robin", leap=leap)) == plain(alone)
+
+
+def test_a_client_that_gives_up_in_a_fleet_gets_the_step_that_is_under_way() -> None:
+    """Steps of one replica begin within those of the other; whoever leaves has the token of each step it was in."""
+    load = rows(
+        *(row(f"x{i}", output=400, prompt=100 + 700 * (i % 2), abort_after_s=0.2 + 0.013 * i) for i in range(8)),
+        row("long", output=90, prompt=900),
+    )
+    record = run(load, replicas=2, router="round_robin", num_blocks=700)
+    left = [r for r in record.requests if r.status == "aborted"]
+    assert len(left) == 8 and all(r.num_output_tokens > 5 for r in left)
+    assert [r.token_times_ns[-1] for r in left] == [r.finish_ns for r in left]
+    assert all(end(r) >= round((0.2 + 0.013 * i) * S) for i, r in enumerate(left))
+
+
 def test_streamed_records_of_rows_that_wait_read_as_those_in_memory(tmp_path: Any) -> None:
     load = load_workload("synthetic:n=6,turns=3,prompt=30,output=uniform(5,50),think=0.1").closed(3)
     config = EngineConfig.parse({**SMALL, "num_blocks": 400})

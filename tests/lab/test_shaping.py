@@ -73,6 +73,7 @@ def test_prompts_go_on_exactly_where_those_before_them_ended(spec: str) -> None:
     for row in load.rows:
         prompt = made[str(row.row_id)]
         assert len(prompt) == row.num_prompt_tokens
+        assert len(set(row.prefix_ids)) == len(row.prefix_ids)  # nothing is said twice
         for name in row.after:
             before = by_id[name]
             assert row.arrival_ns >= before.arrival_ns + row.think_ns

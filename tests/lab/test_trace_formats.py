@@ -273,7 +273,7 @@ def test_a_reader_of_a_plugin_may_leave_rows_out_and_go_on_behind_broken_ones(tm
 
     mine = Reader("mine", lambda line: line.startswith("mine"), read, from_earliest=True)
     path = written(tmp_path / "m", "mine\n3\n-\nx\n7\n-\n")
-    with pytest.raises(WorkloadError, match="^'x'; expected a number$"):
+    with pytest.raises(WorkloadError, match=r"^'x'; expected a number$"):
         load_workload(path, readers={"mine": mine})
     load = load_workload(path, readers={"mine": mine}, skip_bad_rows=True)
     assert [r.arrival_ns // S for r in load.rows] == [0, 4]
