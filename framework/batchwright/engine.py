@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchwright.backend import Backend, BackendSettings, Capacity, Clock, VirtualClock
+from batchwright.answers import Answers
+from batchwright.backend import Backend, Capacity, Clock, VirtualClock
+from batchwright.backend_choice import check_fit, make_backend, narrowed
 from batchwright.batch import Batch
 from batchwright.config import EngineConfig
 from batchwright.detectors import Detectors
 from batchwright.effective import Effective, effective_settings
 from batchwright.errors import BatchwrightError, ConfigError, InvalidRequestError
 from batchwright.limits import Limits
-from batchwright.outputs import OutputText, RequestOutput, make_output
+from batchwright.outputs import OutputText, RequestOutput
 from batchwright.overlap import Overlap
 from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
@@ -90,9 +92,9 @@ class Engine:
         self.backend = backend if backend is not None else make_backend(config, self.effective.limits, self.plugins)
         try:
             self.capacity: Capacity = self.backend.capacity()
-            self.limits: Limits = self._narrow(self.effective.limits)
+            self.limits: Limits = narrowed(self.effective, self.capacity, self.backend.name)
             detectors = Detectors(config.detectors)
-            self._check_fit()
+            check_fit(config, self.backend, self.capacity)
             self.scheduler = Scheduler(
                 active,
                 num_blocks=self.capacity.num_blocks,
@@ -114,43 +116,12 @@ class Engine:
         except BaseException:
             self.backend.close()
             raise
-        self._texts: dict[str, OutputText] = {}
-        self._prompts: dict[str, str] = {}
+        self._answers = Answers(self._text_failed)
         self._failures = 0
         self._stepping = False
-        self._aborted: list[Request] = []  # in a step, by observers; their last output was not given
-        self._untold: set[Request] = set()  # of those, who got a token that no output has told
         self.on_abort: Callable[[RequestOutput], None] | None = None
         self._overlap = Overlap(self) if config.overlap else None
         self._looks_ahead = self.backend.looks_ahead and isinstance(self.backend.clock, VirtualClock)
-
-    def _narrow(self, limits: Limits) -> Limits:
-        capacity = self.capacity
-        longest = capacity.max_model_len
-        if limits.max_model_len is not None:
-            if limits.max_model_len > longest:
-                raise ConfigError(
-                    f"max_model_len is {limits.max_model_len} and the model of {self.backend.name} takes {longest} "
-                    "tokens at most; lower it or leave it unset"
-                )
-            longest = limits.max_model_len
-        else:
-            self.effective.origins["max_model_len"] = f"backend {self.backend.name}"
-        self.effective.values["max_model_len"] = longest
-        for name in ("block_size", "num_blocks"):
-            if self.effective.values[name] is None:
-                self.effective.origins[name] = f"backend {self.backend.name}"
-            self.effective.values[name] = getattr(capacity, name)
-        return Limits(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_num_residents, longest)
-
-    def _check_fit(self) -> None:
-        if self.capacity.num_blocks < 1 or self.capacity.block_size < 1:
-            raise ConfigError(f"{self.backend.name} has no room for a single KV block; give it more memory")
-        if self.config.overlap and isinstance(self.backend.clock, VirtualClock):
-            raise ConfigError(
-                f"overlap hides the host's time behind the device's, and {self.backend.name} has a virtual clock, on "
-                "which the host's work takes no time: leave overlap off, or use a backend that runs a model"
-            )
 
     @property
     def clock(self) -> Clock:
@@ -167,7 +138,7 @@ class Engine:
 
         The last is so after a step that aborted somebody and raised.
         """
-        if self.scheduler.has_unfinished() or self._aborted:
+        if self.scheduler.has_unfinished() or self._answers.any_aborted:
             return True
         return self._overlap is not None and self._overlap.is_under_way
 
@@ -208,18 +179,13 @@ class Engine:
         else:
             with asked(self.predictor, request, num_output_tokens, self.clock):
                 self.scheduler.add(request, num_output_tokens=num_output_tokens, stop_check=check)
-        if text is not None:
-            self._texts[request.request_id] = text
-        if prompt is not None:
-            self._prompts[request.request_id] = prompt
+        self._answers.take(request.request_id, text, prompt)
 
     def _owes(self, request_id: str) -> bool:
         """Whether a request of that id has ended and its last output was not given: it would get the other's text."""
-        if self._stepping and request_id in self._texts:
-            return True
         if self._overlap is not None and self._overlap.holds(request_id):
             return True
-        return any(r.request_id == request_id for r in self._aborted)
+        return self._answers.owes(request_id, stepping=self._stepping)
 
     def advance(self, *, deferred: bool = False) -> Step | None:
         """One step without outputs, for drivers that read what they need through observers.
@@ -238,7 +204,7 @@ class Engine:
         if self._overlap is not None:
             return self._overlapped(self._overlap, with_outputs=False)[0]
         step = self._advanced(deferred=deferred and self._looks_ahead)
-        if self._aborted or (step is not None and step.finished):
+        if self._answers.any_aborted or (step is not None and step.finished):
             self.outputs_of(step, wanted=False)
         return step
 
@@ -289,7 +255,7 @@ class Engine:
             taken = self.scheduler.leap(batch, ahead, now, self.clock.wait_until_ns)
         finally:
             self._stepping = False
-        if taken and (self.scheduler.step.finished or self._aborted):
+        if taken and (self.scheduler.step.finished or self._answers.any_aborted):
             self.release(self.scheduler.step)
             self.outputs_of(self.scheduler.step, wanted=False)
         return taken
@@ -315,14 +281,14 @@ class Engine:
         batch = scheduler.schedule(self.clock.now_ns())
         if not len(batch):
             return scheduler.update(batch, (), self.clock.now_ns())
-        if deferred and scheduler.can_defer:
-            ahead = self.backend.look_ahead(batch, 1, None)
+        try:
+            ahead = self.backend.look_ahead(batch, 1, None) if deferred and scheduler.can_defer else None
             if ahead is not None and ahead.draw is not None:
                 self.clock.wait_until_ns(ahead.ends_ns[0])
-                return scheduler.update_deferred(batch, ahead, ahead.ends_ns[0])
-        try:
-            result = self.backend.execute(batch)
-            step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed, result.logprobs)
+                step = scheduler.update_deferred(batch, ahead, ahead.ends_ns[0])
+            else:
+                result = self.backend.execute(batch)
+                step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed, result.logprobs)
         except Exception as error:
             if scheduler.in_flight is None:
                 raise
@@ -359,25 +325,11 @@ class Engine:
 
     def outputs_of(self, step: Step | None, *, wanted: bool = True) -> list[RequestOutput]:
         """What a step brought, and who was aborted within it or since; unless it is ``wanted`` only dropped."""
-        aborted, self._aborted = self._aborted, []
-        untold, self._untold = self._untold, set()
-        batch, sampled, finished = (step.batch, step.sampled, step.finished) if step is not None else ((), (), ())
-        if not wanted:
-            for request in (*finished, *aborted):
-                self._forget(request.request_id)
-            return []
-        sampled_now, ended = {*sampled, *untold}, {*finished, *aborted}
-        outputs = []
-        for request in dict.fromkeys((*batch, *aborted)) if ended else sampled:
-            if request in sampled_now or request in ended:
-                text = self._texts.get(request.request_id)
-                if request in sampled_now:
-                    self._push_text(request, text)
-                prompt = self._prompts.get(request.request_id)
-                outputs.append(make_output(request, prompt, text, request in sampled_now))
-                if request.is_finished:
-                    self._forget(request.request_id)
-        return outputs
+        return self._answers.of_step(step, wanted=wanted)
+
+    def _text_failed(self, request: Request, why: str) -> None:
+        self.scheduler.abort(request.request_id, error=why)
+        self.backend.release([request.request_id])
 
     def trace(self) -> Generator[TracedStep, None, None]:
         """Step while anybody is there, and give each step as it was: queues, batch, blocks, and why who ran or did not.
@@ -392,20 +344,6 @@ class Engine:
 
         return trace(self)
 
-    def _push_text(self, request: Request, text: OutputText | None) -> None:
-        """Decode the last token, where looking for stop strings has not done it already."""
-        if text is None or request._stop_check is not None or request.finish_reason == "stop":
-            return  # the text of a stop token is no output
-        try:
-            text.push(request._tokens[-1])
-        except Exception as error:  # that request's fault alone
-            what = f"its text cannot be made: {type(error).__name__}: {error}"
-            if request.is_finished:
-                request.error = what
-            else:
-                self.scheduler.abort(request.request_id, error=what)
-                self.backend.release([request.request_id])
-
     def abort(self, request_id: str) -> RequestOutput:
         """End a request at once; its blocks are free when this returns. What it has brought so far is returned.
 
@@ -415,24 +353,11 @@ class Engine:
         awaited = self.scheduler.awaited
         request = self.scheduler.abort(request_id)
         self.backend.release([request_id])
-        within, text = self._stepping, self._texts.get(request_id)
         is_new = awaited is not None and awaited.has_token(request)  # somebody waited for it before it was told
-        if is_new and not within:
-            self._push_text(request, text)
-        output = make_output(request, self._prompts.get(request_id), text, is_new, told=not within)
-        if within:
-            self._aborted.append(request)
-            if is_new:
-                self._untold.add(request)
-        else:
-            self._forget(request_id)
-            if self.on_abort is not None:
-                self.on_abort(output)
+        output = self._answers.of_aborted(request, is_new=is_new, within=self._stepping)
+        if not self._stepping and self.on_abort is not None:
+            self.on_abort(output)
         return output
-
-    def _forget(self, request_id: str) -> None:
-        self._texts.pop(request_id, None)
-        self._prompts.pop(request_id, None)
 
     def swap_policy(self, policy: Policy | str | Mapping[str, Any]) -> None:
         """Put another policy in force; no request is lost, no token changes. Limits and cache settings stay.
@@ -459,24 +384,3 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def make_backend(config: EngineConfig, limits: Limits, plugins: Plugins) -> Backend:
-    """The backend a config names, made for these limits.
-
-    Raises:
-        ConfigError: there is none of that name, or an option of it is wrong.
-        BackendError: it cannot run here; the message says why and what to do.
-    """
-    name, _, target = config.backend.partition(":")
-    settings = BackendSettings(
-        target=target,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        seed=config.seed,
-        options=config.backend_options,
-    )
-    return plugins.backend(name).create(settings)

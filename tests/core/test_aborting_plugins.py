@@ -211,7 +211,7 @@ def test_whoever_is_aborted_in_a_step_that_raises_is_told_by_the_next(overlap: b
     assert completion.finish_reason == "abort" and not any(o.finished for o in told[:-1])
     assert [t for o in told for t in o.new_token_ids] == completion.token_ids
     assert "".join(o.new_text for o in told) == completion.text == "hello world"[: len(completion.text)] != ""
-    assert not engine._texts and not engine._prompts
+    assert not engine._answers._texts and not engine._answers._prompts
 
 
 @pytest.mark.parametrize("overlap", [False, True])

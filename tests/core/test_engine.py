@@ -361,4 +361,4 @@ def test_a_driver_without_outputs_leaves_no_text_behind(overlap: bool) -> None:
         engine.add_request(make_request(name, 5, 6, **({"stop": ["b"]} if name == "b" else {})), prompt="text")
     while engine.has_unfinished():
         engine.advance()
-    assert not engine._texts and not engine._prompts and not engine._aborted and not engine._untold
+    assert not engine._answers._texts and not engine._answers._prompts and not engine._answers._aborted and not engine._untold
