@@ -168,7 +168,8 @@ class Reproduction:
         lines += [f"not as there: {sentence}" for sentence in self.other]
         lines += ["", *("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
         lines += ["", *(f"{'holds' if c.holds else 'DOES NOT HOLD'}: {c.words}" for c in self.claims)]
-        return "\n".join([*lines, f"comes out: {self.comes_out} ({self.seeds} seeds, intervals of 95%)"])
+        draws = f"{self.seeds} seeds, intervals of 95%" if self.seeds > 1 else "one seed, no intervals"
+        return "\n".join([*lines, f"comes out: {self.comes_out} ({draws})"])
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -176,6 +177,7 @@ class Reproduction:
             "name": self.name,
             "title": self.title,
             "source": self.source,
+            "kind": self.kind,
             "comes_out": self.comes_out,
             "seeds": self.seeds,
             "setup": list(self.setup),
@@ -207,10 +209,10 @@ def main(reproduce: Reproduce, about: str | None, argv: Sequence[str] | None = N
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of it, in seconds; nothing is written")
-    parser.add_argument("--seeds", type=int, default=None, help=f"draws of the load; {seeds} by default, 2 if quick")
+    parser.add_argument("--seeds", type=int, default=None, help=f"draws of the load; {seeds} by default, 1 if quick")
     parser.add_argument("--json", type=Path, default=None, help="write it there, not to benchmarks/results/reproduce")
     args = parser.parse_args(argv)
-    number = args.seeds if args.seeds is not None else 2 if args.quick else seeds
+    number = args.seeds if args.seeds is not None else 1 if args.quick else seeds
     if number < 1:
         parser.error(f"--seeds must be at least 1, not {number}")
     found = reproduce(number, args.quick)
