@@ -143,3 +143,30 @@ def test_classes_of_requests_have_a_table(cli: Cli) -> None:
     table = answer.out.partition("classes of vllm_v1")[2].splitlines()
     assert [line.split()[:3] for line in table[1:3]] == [["chat", "4", "100.0"], ["code", "4", "0.0"]]
     assert Folder("kept").summary()["classes"]["vllm_v1"]["chat"]["slo_attainment"] == 1
+
+
+def test_a_report_of_the_folder_has_the_table_of_the_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'batchwright[report]'")
+    monkeypatch.setattr("batchwright.cli.pages.write_pages", lambda *_, **__: None)
+    strict = ("--level", "0.8", "--primary", "mean_e2el_ms", "--seed", "5", "--warmup", "10%")
+    answer = cli("ab", "prefill_first", "vllm_v1", "--workload", TIGHT, *strict, "--out", "kept")
+    assert answer.code == 0, answer.err
+    again = cli("report", "kept")
+    assert again.code == 0, again.err
+    # Whether steps were leapt is not in the records.
+    assert again.out.splitlines() == [line for line in answer.out.splitlines() if not line.startswith("leapt")]
+
+
+def test_results_of_vllms_benchmark_are_reported_side_by_side(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'batchwright[report]'")
+    monkeypatch.setattr("batchwright.cli.pages.write_pages", lambda *_, **__: None)
+    saved = json.loads((Path(__file__).parents[1] / "lab" / "vllm_bench_serve_0.32.0.json").read_text())
+    Path("before.json").write_text(json.dumps(saved))
+    Path("after.json").write_text(json.dumps({**saved, "ttfts": [2 * t for t in saved["ttfts"]]}))
+    answer = cli("report", "before.json", "after.json", "--metrics", "ttft,num_steps")
+    assert answer.code == 0, answer.err
+    assert "+100% [+100, +100] worse" in answer.out
+    Path("wrong.json").write_text("{}")
+    wrong = cli("report", "before.json", "wrong.json")
+    assert wrong.code == 2
+    assert "wrong.json has no duration: it is no result of vllm bench serve" in wrong.error

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchwright.errors import WorkloadError
+from batchwright.errors import ComparisonError, WorkloadError
 from batchwright.lab import compare, format_report, summarize
 from batchwright.lab.files import Folder, is_vllm_result, read_vllm_result
 
@@ -20,7 +20,6 @@ def written(num: int = 40, *, failed: tuple[int, ...] = (), bundled: bool = Fals
     """A result as ``benchmark`` and ``calculate_metrics`` of vllm/benchmarks/serve.py, 0.32.0, make it."""
     rng = np.random.default_rng(seed)
     starts = 5000.25 + np.cumsum(rng.exponential(0.2, num))
-    order = rng.permutation(num)  # of the dataset, not of sending
     good = [i for i in range(num) if i not in failed]
     itls = [rng.lognormal(-4, 0.5, int(rng.integers(0, 30))).tolist() if i in good else [] for i in range(num)]
     ttfts = [float(rng.lognormal(-2, 0.5)) if i in good else 0.0 for i in range(num)]
@@ -59,7 +58,7 @@ def written(num: int = 40, *, failed: tuple[int, ...] = (), bundled: bool = Fals
         "ttfts": ttfts,
         "itls": itls,
         "latencies": latencies,
-        "start_times": starts[order].tolist(),
+        "start_times": (starts + rng.normal(0, 1e-4, num)).tolist(),
         "queue_times": [0.0] * num,
         "generated_texts": ["x"] * num,
         "errors": [
@@ -109,14 +108,12 @@ def test_every_number_that_vllm_gives_comes_out(tmp_path: Path, failed: tuple[in
     assert [r.error for r in record.requests if r.error] == ["TimeoutError: gone"] * len(failed)
 
 
-def test_requests_are_in_the_order_of_their_sending(tmp_path: Path) -> None:
+def test_requests_are_in_the_order_of_the_file_and_times_count_from_the_first(tmp_path: Path) -> None:
     result = written()
     record = read_vllm_result(write(tmp_path, result))
-    arrivals = [r.arrival_ns for r in record.requests]
-    assert arrivals == sorted(arrivals)
-    assert arrivals[0] == 0
-    longest = max(range(40), key=lambda i: result["start_times"][i])
-    assert record.requests[-1].num_prompt_tokens == result["input_lens"][longest]
+    assert [r.num_prompt_tokens for r in record.requests] == result["input_lens"]
+    first = min(result["start_times"])
+    assert [r.arrival_ns / 1e9 for r in record.requests] == pytest.approx([t - first for t in result["start_times"]])
 
 
 def test_chunks_of_several_tokens_leave_all_but_single_gaps_as_they_are(tmp_path: Path) -> None:
@@ -133,10 +130,17 @@ def test_two_results_are_compared_and_kept_in_a_folder(tmp_path: Path) -> None:
     one = read_vllm_result(write(tmp_path, written(200)), arm="a")
     slower = written(200)
     slower["ttfts"] = [1.5 * t for t in slower["ttfts"]]
+    slower["start_times"] = [t + 0.001 for t in slower["start_times"][:9]] + slower["start_times"][
+        9:
+    ]  # never just alike
     two = read_vllm_result(write(tmp_path, slower), arm="b")
     found = compare([one, two])
     assert found.verdict("mean_ttft_ms").words == "worse"
     assert "measured by vllm bench serve" in format_report(found)
+    other = written(200)
+    other["input_lens"][3] += 1
+    with pytest.raises(ComparisonError, match="1 of 200 offered requests differ: r000003"):
+        compare([one, read_vllm_result(write(tmp_path, other), arm="c")])
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'batchwright[parquet]'")
     Folder(tmp_path / "out").write_run("a", one)
     assert Folder(tmp_path / "out").read_run("a") == one

@@ -31,10 +31,11 @@ _EXPECTED = "a JSON object that vllm bench serve wrote with --save-result --save
 def read_vllm_result(path: str | Path, *, arm: str | None = None, which: int | None = None) -> RunRecord:
     """A result of ``vllm bench serve`` as the record of a run.
 
-    Requests stand in the order in which they were sent, and times count from the first of them. As there, TTFT and E2EL
-    count from sending. Nothing is known of steps, of queues in the server, or of prompts beyond their lengths, so a
-    result is compared with another only where both had the same load. Where a stream's chunks held several tokens,
-    these are spread evenly over the chunks: TTFT, TPOT and E2EL are vLLM's, and ``notes`` has its ITL, a gap a chunk.
+    Requests stand in the order of the file, which is that of their planned arrivals; times count from the first that
+    was sent. As there, TTFT and E2EL count from sending. Nothing is known of steps, of queues in the server, or of
+    prompts beyond their lengths: two results are taken for ones of the same load where these agree. Where a stream's
+    chunks held several tokens, these are spread evenly over the chunks: TTFT, TPOT and E2EL are vLLM's, and ``notes``
+    has its ITL, a gap a chunk.
 
     Args:
         path: of the file.
@@ -55,9 +56,8 @@ def read_vllm_result(path: str | Path, *, arm: str | None = None, which: int | N
     result = results[which]
     lists = _lists(path, result)
     starts = _starts(path, lists)
-    order = sorted(range(len(starts)), key=lambda i: starts[i])
-    requests = [_request(path, lists, i, starts[i], place) for place, i in enumerate(order)]
-    spread = sum(_is_spread(lists, i) for i in order)
+    requests = [_request(path, lists, i, start) for i, start in enumerate(starts)]
+    spread = sum(_is_spread(lists, i) for i in range(len(starts)))
     about = {name: result[name] for name in ABOUT if result.get(name) is not None}
     return RunRecord(
         arm=arm if arm is not None else path.stem,
@@ -70,6 +70,7 @@ def read_vllm_result(path: str | Path, *, arm: str | None = None, which: int | N
             "source": str(path),
             "hash": "unknown",
             "speedup": 1.0,
+            "arrivals": "as they were sent",
             "num_requests": len(requests),
         },
         declared_max_tokens="by vllm bench serve",
@@ -146,7 +147,7 @@ def _starts(path: Path, lists: Mapping[str, Sequence[Any]]) -> list[int]:
     return [_ns(start - first) if start else 0 for start in known]
 
 
-def _request(path: Path, lists: Mapping[str, Sequence[Any]], i: int, start_ns: int, place: int) -> RequestRecord:
+def _request(path: Path, lists: Mapping[str, Sequence[Any]], i: int, start_ns: int) -> RequestRecord:
     try:
         prompt, output = int(lists["input_lens"][i]), int(lists["output_lens"][i])
         chunks = list(accumulate([float(lists["ttfts"][i]), *map(float, lists["itls"][i])]))
@@ -159,7 +160,7 @@ def _request(path: Path, lists: Mapping[str, Sequence[Any]], i: int, start_ns: i
     spread = (min(k * last // (output - 1), last) if output > 1 else last for k in range(output))
     times = array("q", [start_ns + _ns(chunks[k]) for k in spread])
     return RequestRecord(
-        request_id=f"r{place:06d}",
+        request_id=f"r{i:06d}",
         client_id=None,
         priority=0,
         arrival_ns=start_ns,

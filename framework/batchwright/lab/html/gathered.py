@@ -9,7 +9,9 @@ from typing import Any
 
 from batchwright.errors import ComparisonError, WorkloadError
 from batchwright.lab.compare import Comparison, compare
-from batchwright.lab.files import Folder
+from batchwright.lab.family import Family
+from batchwright.lab.files import Folder, read_vllm_result
+from batchwright.lab.plugin_metrics import BUILT_IN, MetricSet
 from batchwright.lab.run_record import RunRecord
 
 COMPARED = ("ab", "run")
@@ -31,13 +33,18 @@ class Gathered:
     twice: list[str]
 
 
-def gather(paths: Sequence[Path]) -> Gathered:
-    """Read folders and compare all their arms.
+def gather(paths: Sequence[Path], metrics: MetricSet = BUILT_IN) -> Gathered:
+    """Read folders, and result files of ``vllm bench serve``, and compare all their arms.
 
-    An arm whose name another folder has too stands once where its runs are equal, else as ``NAME (FOLDER)``.
+    An arm whose name another folder has too stands once where its runs are equal, else as ``NAME (FOLDER)``. Verdicts
+    are those that the first folder's command gave, as strict and with the same draws.
+
+    Args:
+        paths: of folders that ``--out`` wrote; a file is a result of ``vllm bench serve --save-detailed``.
+        metrics: those of plugins.
 
     Raises:
-        WorkloadError: a path is no folder of results, holds no run, or one that cannot be read.
+        WorkloadError: a path is no folder of results and no such file, holds no run, or one that cannot be read.
         ComparisonError: the arms must not be compared; the message names the folders.
         ConfigError: pyarrow is not installed.
     """
@@ -46,13 +53,16 @@ def gather(paths: Sequence[Path]) -> Gathered:
     twice: list[str] = []
     origin: dict[str, Path] = {}
     for path in paths:
-        folder = Folder(path)
-        experiment = folder.experiment()
-        _check_design(path, experiment)
-        runs = folder.read_runs()
-        if not runs:
-            raise WorkloadError(f"{path} holds no run that came to its end; run the experiment again with --resume")
-        experiments.append({**experiment, "folder": str(path)})
+        if path.is_file():
+            runs = [read_vllm_result(path)]
+        else:
+            folder = Folder(path)
+            experiment = folder.experiment()
+            _check_design(path, experiment)
+            runs = folder.read_runs()
+            if not runs:
+                raise WorkloadError(f"{path} holds no run that came to its end; run the experiment again with --resume")
+            experiments.append({**experiment, "folder": str(path)})
         for name, of in _by_arm(runs).items():
             if name in arms and _same(arms[name], of):
                 twice.append(name)
@@ -61,13 +71,22 @@ def gather(paths: Sequence[Path]) -> Gathered:
             arms[own] = [replace(run, arm=own) for run in of]
             origin[own] = path
     try:
-        comparison = compare([run for runs in arms.values() for run in runs])
+        family = _family(experiments)
+        runs = [run for of in arms.values() for run in of]
+        seed = next(iter(experiments[0].get("seeds", ())), 0) if experiments else 0
+        comparison = compare(runs, seed=seed, family=family, metrics=metrics)
     except ComparisonError as error:
         if len(paths) == 1:
             raise
         where = "; ".join(f"{name} is from {path}" for name, path in origin.items())
         raise ComparisonError(f"{error} ({where})") from None
     return Gathered(comparison, experiments, twice)
+
+
+def _family(experiments: Sequence[dict[str, Any]]) -> Family:
+    details = experiments[0].get("details", {}) if experiments else {}
+    usual = Family()
+    return Family(details.get("level", usual.level), tuple(details.get("primary", usual.primary)))
 
 
 def _check_design(path: Path, experiment: dict[str, Any]) -> None:
