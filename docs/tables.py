@@ -149,7 +149,9 @@ def synthetic() -> str:
 
 
 def _lengths(value: Any) -> str:
-    return str(int(value.values[0])) if hasattr(value, "kind") else "none" if value is None else f"{value:g}"
+    if hasattr(value, "kind"):  # a distribution, or the shape of a rate
+        return f"{value.values[0]:g}" if value.values else str(value.kind)
+    return "none" if value is None else f"{value:g}"
 
 
 def latencies() -> str:
