@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from statistics import median
@@ -36,12 +37,12 @@ from batchwright.lab.family import PRIMARY
 from batchwright.lab.metrics import METRICS
 from batchwright.lab.shown import SHOWN
 from batchwright.lab.verdict import BETTER, WORSE
-from batchwright.plugins import load_plugins
+from batchwright.plugins import Plugins, load_plugins
 from batchwright.version import __version__
 from batchwright_backends.sim.gpus import find_gpu
 
 RESULTS = Path(__file__).parent / "results" / "aa.json"
-WORKLOAD = "synthetic:rate=60,n=40,prompt=lognormal(128,0.6),output=uniform(4,12)"
+WORKLOAD = "synthetic:rate=60,n=30,prompt=lognormal(128,0.6),output=uniform(4,12)"
 MODEL, GPU, POLICY = "llama-3.1-8b", "h100", "vllm_v1"
 NOISE = 0.05
 SHIFT = 1.03
@@ -102,7 +103,7 @@ def compare_pair(number: int, setting: Setting) -> dict[str, Any]:
             load_workload(WORKLOAD),
             seed=1000 * number,  # no pair has the workloads of another
             seeds=setting.seeds,
-            installed=load_plugins(),
+            installed=_installed(),
         )
     _check_differ(whole)
     found = {num: whole if num == setting.seeds else compare(_first(whole, num)) for num in setting.subsets}
@@ -116,6 +117,11 @@ def compare_pair(number: int, setting: Setting) -> dict[str, Any]:
     }
 
 
+@cache
+def _installed() -> Plugins:
+    return load_plugins()
+
+
 def _check_differ(comparison: Comparison) -> None:
     """An A/A of equal records would prove nothing."""
     one, two = (comparison.of(arm) for arm in comparison.arms)
@@ -123,7 +129,7 @@ def _check_differ(comparison: Comparison) -> None:
         times = [[r.token_times_ns for r in of.requests] for of in (run, two[seed])]
         if times[0] == times[1]:
             raise AssertionError(
-                f"both arms have the very same token times in seed {seed}: their noise is not their own"
+                f"both arms have the same token times in seed {seed}: their noise is not their own"
             )
     if len({run.workload["hash"] for run in one.values()}) < len(one):
         raise AssertionError("two seeds have one workload")
@@ -189,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if min(args.pairs, args.shifted, args.seeds, args.jobs) < 1:
         raise ConfigError("pairs, shifted, seeds and jobs must be at least 1")
-    subsets = tuple(sorted({num for num in (1, 2, 3, 5, 10) if num < args.seeds} | {args.seeds}))
+    subsets = tuple(sorted({num for num in (1, 3, 5, 10) if num < args.seeds} | {args.seeds}))
     equal = run_pairs(range(args.pairs), Setting(args.seeds, subsets, 1.0), args.jobs, "equal arms")
     numbers = range(args.pairs, args.pairs + args.shifted)
     shifted = run_pairs(numbers, Setting(args.seeds, subsets, SHIFT), args.jobs, "3% slower")

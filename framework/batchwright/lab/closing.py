@@ -9,6 +9,9 @@ from batchwright.lab.load import Load
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.settings import differing_settings
 
+FEW_SEEDS = 5
+"""With fewer, Student's t makes intervals so wide that little is shown."""
+
 ALIKE = 0.01
 """With fewer decisions that differ, differences between the arms are those of a few steps."""
 
@@ -178,6 +181,11 @@ def _repeats(arms: Arms, alike: Mapping[str, int]) -> Iterator[str]:
         yield (
             "the clock is real and each arm ran once: what else the machine did in one run and not in the other "
             "counts as a difference here; repeat the comparison with --seeds 5 before you believe a small one"
+        )
+    if len(arms) > 1 and 1 < seeds < FEW_SEEDS:
+        yield (
+            f"{seeds} seeds say little of how much seeds differ, and intervals are wide for it: {FEW_SEEDS} or more "
+            "show more"
         )
     if any(alike.values()):
         yield (

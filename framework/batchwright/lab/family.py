@@ -32,8 +32,9 @@ class Family:
 
     The risk of any false ``better`` or ``worse`` in a table is at most ``1 - level``: it is shared out, half of it
     among the primary metrics and half among all others that are shown, in equal parts for each metric of each arm
-    (Bonferroni; with weights, as Rosenthal and Rubin, Psychological Bulletin 95, 1984). Step-down procedures, such as
-    Holm's, would find a little more, but have no intervals to go with it; here all intervals hold at once.
+    (Bonferroni; with weights, as Rosenthal and Rubin, Journal of Educational Psychology 76, 1984). Step-down
+    procedures, such as Holm's, would find a little more, but have no intervals to go with it; here all intervals hold
+    at once.
 
     Attributes:
         level: of all intervals of a comparison together, such as 0.95.

@@ -76,7 +76,9 @@ def repeated(tasks: Sequence[Task], seeds: Sequence[int], *, resample: bool = Tr
             key = id(task.workload), seed
             if key not in made:
                 made[key] = varied(task.workload, seed) if resample else task.workload
-            config = task.config.model_copy(update={"seed": task.config.seed + seed - task.seed})
+            config = task.config
+            if seed != task.seed:
+                config = config.model_copy(update={"seed": config.seed + seed - task.seed})
             found.append(replace(task, seed=seed, config=config, workload=made[key]))
     return found
 
