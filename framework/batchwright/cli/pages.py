@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.output import check_writable, make_console, say
 from batchwright.errors import ConfigError
 from batchwright.lab import Comparison
+
+if TYPE_CHECKING:
+    from batchwright.lab.files import Folder
 
 _MARK = 'name="generator" content="Batchwright'
 """By this a page is known as one of ours, which may be written anew."""
@@ -42,6 +45,31 @@ def check_figures(folder: Path | None, option: str = "--figures") -> None:
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not os.access(above, os.W_OK):
         raise ConfigError(f"{option} {folder}: it cannot be written; name another folder")
+
+
+def write_design(folder: Folder, page: Path | None, figures: Path | None, *, quiet: bool = False) -> None:
+    """:func:`write_pages` of a sweep or a capacity search, from what its folder holds.
+
+    Raises:
+        WorkloadError: it holds no results.
+        OSError: a file cannot be written.
+    """
+    from batchwright.lab.html import missing_for_reports
+
+    console = make_console(quiet)
+    missing = missing_for_reports()
+    if missing is not None:
+        say(console, f"{page} is not written: {missing}")
+        return
+    from batchwright.lab.figures import write_figures
+    from batchwright.lab.html.design_page import plots_of_folder, write_design_page
+
+    plots = plots_of_folder(folder)
+    if page is not None:
+        write_design_page(page, folder, plots)
+        say(console, f"wrote {page}")
+    if figures is not None:
+        say(console, f"wrote {len(write_figures(figures, plots))} files to {figures}")
 
 
 def write_pages(

@@ -42,8 +42,9 @@ def report(
 
     DIR is what --out of run or ab wrote. Its report.html is made anew; nothing runs again. Runs of several folders are
     compared when they were offered the same requests; the first arm of the first folder is what all others are
-    compared with. An arm that several folders have with the same records counts once. A file that vllm bench serve
-    wrote with --save-result --save-detailed is an arm too.
+    compared with. An arm that several folders have with the same records counts once. The folder of a sweep or of a
+    capacity search is reported on by itself. A file that vllm bench serve wrote with --save-result
+    --save-detailed is an arm too.
 
     \b
     Examples:
@@ -60,18 +61,24 @@ def report(
     """
     from batchwright.cli.experiment import print_comparison
     from batchwright.cli.output import make_console, say
-    from batchwright.cli.pages import check_figures, check_page, write_pages
+    from batchwright.cli.pages import check_figures, check_page, write_design, write_pages
+    from batchwright.lab.files import Folder
     from batchwright.lab.html import need_report
+
+    need_report("batchwright report")
+    from batchwright.lab.html.design_page import DESIGNS
     from batchwright.lab.html.gathered import gather
     from batchwright.lab.shown import choose_metrics
     from batchwright.plugins import load_plugins
 
-    need_report("batchwright report")
     metrics = load_plugins(no_plugin or ()).metric_set
     shown = None if table.metrics is None else choose_metrics(table.metrics, metrics.metrics)
     page = to if to is not None else folders[0] / "report.html" if len(folders) == 1 and folders[0].is_dir() else None
     check_page(page, "--to" if to is not None else "the report")
     check_figures(figures)
+    if len(folders) == 1 and folders[0].is_dir() and Folder(folders[0]).experiment()["design"] in DESIGNS:
+        write_design(Folder(folders[0]), page, figures, quiet=quiet)
+        return
     found = gather(folders, metrics)
     if not quiet:
         print_comparison(found.comparison, shown)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from batchwright.lab.compare import Comparison
@@ -18,6 +18,7 @@ from batchwright.lab.figures.style import PAGE_IN
 from batchwright.lab.html.findings import findings_of
 from batchwright.lab.html.load_facts import load_facts, objectives
 from batchwright.lab.html.tables import (
+    Table,
     differing_table,
     events_table,
     mapping_table,
@@ -44,7 +45,7 @@ def render_report(
     """
     arms = arms_of(comparison)
     plots = figures_of(comparison) if figures is None else figures
-    page = _environment().get_template("report.html.jinja")
+    page = make_template("report.html.jinja")
     return page.render(
         title=_title(arms),
         arms=arms,
@@ -55,8 +56,8 @@ def render_report(
         note=comparison.method if comparison.verdicts else "",
         closing=comparison.closing,
         outcome=outcome_table(comparison),
-        verdicts_figure=next((_figure(plot) for plot in plots if plot.name == DIFFERENCES), None),
-        figures=[_figure(plot) for plot in plots if plot.name != DIFFERENCES],
+        verdicts_figure=next((drawing(plot) for plot in plots if plot.name == DIFFERENCES), None),
+        figures=[drawing(plot) for plot in plots if plot.name != DIFFERENCES],
         metrics=metrics_table(comparison),
         docs=metric_docs(comparison),
         replicas=list(replicas_tables(comparison)),
@@ -64,8 +65,8 @@ def render_report(
         settings=settings_table(arms),
         facts=load_facts(arms[0].first),
         events=events_table(arms),
-        commands=_commands(experiments),
-        environments=[mapping_table("Environment", e["environment"]) for e in experiments if e.get("environment")],
+        commands=commands_of(experiments),
+        environments=environments_of(experiments),
         version=__version__,
     )
 
@@ -84,14 +85,16 @@ def write_page(
     path.write_text(render_report(comparison, experiments, figures), encoding="utf-8")
 
 
-def _environment() -> Environment:
-    return Environment(
+def make_template(name: str) -> Template:
+    """A page's template; whatever is put into it is escaped."""
+    environment = Environment(
         loader=PackageLoader("batchwright.lab.html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return environment.get_template(name)
 
 
 def _title(arms: Sequence[Arm]) -> str:
@@ -106,7 +109,7 @@ def _backend(arms: Sequence[Arm]) -> str:
     return "; ".join(sorted(said))
 
 
-def _figure(plot: Plot) -> dict[str, Any]:
+def drawing(plot: Plot) -> dict[str, Any]:
     """Drawn for a phone or a column, and where that shows more, once more for the width of a page."""
     # The only markup that is not escaped by the template: matplotlib escapes the text in it.
     narrow = Markup(plot.svg(prefix="n-"))
@@ -114,7 +117,8 @@ def _figure(plot: Plot) -> dict[str, Any]:
     return {"name": plot.name, "title": plot.title, "caption": plot.caption, "narrow": narrow, "wide": wide}
 
 
-def _commands(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def commands_of(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What was typed for each folder, and the commit it was typed at."""
     return [
         {
             "folder": str(experiment.get("folder", "")),
@@ -123,3 +127,8 @@ def _commands(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         }
         for experiment in experiments
     ]
+
+
+def environments_of(experiments: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Where each experiment ran."""
+    return [mapping_table("Environment", e["environment"]) for e in experiments if e.get("environment")]

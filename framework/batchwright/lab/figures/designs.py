@@ -1,0 +1,102 @@
+"""Figures of designs with many points, from their ``summary.json``: capacities against rate, sweeps along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from batchwright.lab.designs.bounds import parse_bounds
+from batchwright.lab.figures.curves import Panel, curve_of, curves_plot
+from batchwright.lab.figures.plot import Plot
+from batchwright.lab.metrics import METRICS
+
+SWEPT = ("p99_ttft_ms", "p99_itl_ms", "mean_e2el_ms", "request_goodput", "request_throughput")
+"""Metrics of a sweep that are drawn; goodput only where requests have objectives."""
+
+MOST_PLOTS = 6
+"""Figures of one sweep, where it has several axes."""
+
+_X = {"rate": "Rate (requests/s)", "speedup": "Speedup", "concurrency": "Concurrent requests"}
+_GOODPUT, _THROUGHPUT = "request_goodput", "request_throughput"
+_SEEDS = "bands reach from the lowest to the highest of {} seeds"
+
+
+def design_plots(summary: Mapping[str, Any], objectives: Mapping[str, float] | None = None) -> list[Plot]:
+    """The figures of a sweep or a capacity search.
+
+    Args:
+        summary: what its ``to_json`` gave.
+        objectives: of requests, by metric: drawn as lines.
+    """
+    if summary.get("design") == "capacity":
+        return _capacity(summary)
+    return list(_sweep(summary, objectives or {})) if summary.get("design") == "sweep" else []
+
+
+def _capacity(summary: Mapping[str, Any]) -> list[Plot]:
+    arms: Mapping[str, Any] = summary["arms"]
+    if not any(found["points"] for found in arms.values()):
+        return []
+    panels = []
+    for bound in (bound for text in summary["slo"] for bound in parse_bounds(text)):
+        curves = [
+            curve_of(
+                arm,
+                {point["rate"]: point["values"].get(bound.text, ()) for point in found["points"]},
+                {point["rate"]: not _fails(point, bound.text) for point in found["points"]},
+            )
+            for arm, found in arms.items()
+        ]
+        unit = f" ({bound.measure.unit})" if bound.measure.unit in ("s", "ms") else ""
+        panels.append(
+            Panel(
+                f"{bound.measure.name}{unit}",
+                [c for c in curves if len(c.xs)],
+                bound.limit,
+                bound.measure.unit == "share",
+            )
+        )
+    caption = (
+        "Loads that were tried. A filled mark meets the objective of its panel with "
+        f"{summary['confidence']:.0%} confidence, a hollow one does not; " + _SEEDS.format(len(summary["seeds"])) + "."
+    )
+    return [curves_plot("rate", "Against rate", _X["rate"], caption, list(arms), panels)]
+
+
+def _fails(point: Mapping[str, Any], text: str) -> bool:
+    return text in point["limited_by"]
+
+
+def _sweep(summary: Mapping[str, Any], objectives: Mapping[str, float]) -> Iterator[Plot]:
+    points = [point for point in summary["points"] if "summary" in point]
+    number = 0
+    for axis, values in summary["axes"].items():
+        if len(values) < 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+            continue
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for point in points:
+            rest = ", ".join(f"{name}={value}" for name, value in point["values"].items() if name != axis)
+            groups.setdefault(rest, []).append(point)
+        for rest, group in groups.items():
+            panels = list(_swept(summary["arms"], axis, group, objectives))
+            if number < MOST_PLOTS and panels and len(group) > 1:
+                number += 1
+                where = f" at {rest}" if rest else ""
+                caption = f"A mark a point{where}; {_SEEDS.format(len(summary['seeds']))}."
+                title = f"Against {axis}{where}"
+                yield curves_plot(f"sweep_{number}", title, _X.get(axis, axis), caption, summary["arms"], panels)
+
+
+def _swept(
+    arms: Sequence[str], axis: str, points: Sequence[Mapping[str, Any]], objectives: Mapping[str, float]
+) -> Iterator[Panel]:
+    has_goodput = any(found.get(_GOODPUT) is not None for point in points for found in point["summary"].values())
+    for name in SWEPT:
+        if name == (_THROUGHPUT if has_goodput else _GOODPUT):
+            continue
+        curves = [
+            curve_of(arm, {point["values"][axis]: point["spread"].get(arm, {}).get(name, ()) for point in points})
+            for arm in arms
+        ]
+        if curves := [curve for curve in curves if len(curve.xs)]:
+            yield Panel(METRICS[name].label, curves, objectives.get(name))
