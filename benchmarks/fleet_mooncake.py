@@ -49,13 +49,14 @@ def unbounded_hit_rates(workload: Workload) -> tuple[float, float]:
     seen: set[int] = set()
     hit_tokens = hit_blocks = tokens = blocks = 0
     for row in workload.rows:
+        length = row.num_prompt_tokens or 0  # the trace has lengths, and no prompts
         for place, block in enumerate(row.prefix_ids):
             if block not in seen:
                 break
-            hit_tokens += min(row.prefix_block_size, row.num_prompt_tokens - place * row.prefix_block_size)
+            hit_tokens += min(row.prefix_block_size, length - place * row.prefix_block_size)
             hit_blocks += 1
         seen.update(row.prefix_ids)
-        tokens += row.num_prompt_tokens
+        tokens += length
         blocks += len(row.prefix_ids)
     return hit_tokens / tokens, hit_blocks / blocks
 
@@ -69,12 +70,12 @@ def pooled_hit_rate(workload: Workload, num_tokens: int) -> float:
     held: OrderedDict[int, None] = OrderedDict()
     hits = tokens = 0
     for row in workload.rows:
-        size = row.prefix_block_size
+        size, length = row.prefix_block_size, row.num_prompt_tokens or 0
         for place, block in enumerate(row.prefix_ids):
             if block not in held:
                 break
-            hits += min(size, row.num_prompt_tokens - place * size)
-        tokens += row.num_prompt_tokens
+            hits += min(size, length - place * size)
+        tokens += length
         for block in reversed(row.prefix_ids):  # the end of a prompt goes before its beginning
             held[block] = None
             held.move_to_end(block)
@@ -123,6 +124,10 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _blocks(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="mooncake_conversation_trace.jsonl")
@@ -134,7 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=None)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument(
-        "--num-blocks", type=int, default=None, help="KV blocks of a replica; what fits its GPU by default"
+        "--num-blocks",
+        type=_blocks,
+        nargs="+",
+        default=[None],
+        metavar="BLOCKS",
+        help="KV blocks of a replica, one size or several: a whole number, or auto, what fits its GPU (the default)",
     )
     parser.add_argument("--jobs", type=int, default=1, help="routers at a time")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures there")
@@ -148,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bound, of_blocks = unbounded_hit_rates(workload)
     print(f"{workload.name}: {len(workload)} requests, {args.replicas} replicas of {args.policy} on {args.backend}")
     sizes: list[dict[str, Any]] = []
-    for num_blocks in args.num_blocks or [None]:
+    for num_blocks in args.num_blocks:
         found = compare_routers(workload, args.routers, args.replicas, args.jobs, num_blocks=num_blocks, **settings)
         kv_tokens = next(iter(found.values()))["kv_tokens"]
         pooled = pooled_hit_rate(workload, kv_tokens)

@@ -362,6 +362,11 @@ def test_the_benchmark_tells_routers_apart(capsys: pytest.CaptureFixture[str], t
     assert 0 < found["routers"]["prefix_aware"]["cache_hit_rate"] <= found["unbounded"] < 1
     assert found["pooled"] == found["unbounded"]  # it all fits
 
+    assert fleet_mooncake.main([*args, "--num-blocks", "auto", "300"]) == 0
+    fits, small = json.loads(out.read_text())["sizes"]
+    assert fits == found | {"routers": fits["routers"]} and small["pooled"] < small["unbounded"]
+    assert [size["routers"]["round_robin"]["kv_tokens"] for size in (fits, small)][1] == 2 * 300 * 16
+
 
 def test_the_bound_of_the_real_trace_is_that_of_its_readme() -> None:
     """36.6% of the blocks hit one cache without a bound (shared/data/README.md), which are 37.4% of the tokens."""
