@@ -36,9 +36,6 @@ class Aborts:
         """This request was not taken after all."""
         self._counted.pop(request, None)
 
-    def __bool__(self) -> bool:
-        return bool(self._timed or self._counted)
-
     def next_ns(self) -> int | None:
         """When the next of them gives up by the clock."""
         timed = self._timed

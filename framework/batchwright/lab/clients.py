@@ -93,14 +93,20 @@ class Clients:
 
     def leaving(self, now_ns: int) -> list[Request]:
         """Who gives up now; each is given once."""
-        return self._aborts.due(now_ns, *self._engines) if self._aborts else []
+        return self._aborts.due(now_ns, *self._engines) if self.any_may_leave else []
 
-    def soonest(self, *times: int | None) -> int | None:
-        """Up to when steps may be taken at once: the next arrival or abort, or one of these times."""
-        known = (self.arrivals.next_ns, self._aborts.next_ns() if self._aborts else None, *times)
-        return min((when for when in known if when is not None), default=None)
+    def soonest(self, until_ns: int | None) -> int | None:
+        """Up to when steps may be taken at once: the next arrival or abort, or this time."""
+        when = self.arrivals.next_ns
+        if until_ns is not None and (when is None or until_ns < when):
+            when = until_ns
+        if self.any_may_leave:
+            leaves = self._aborts.next_ns()
+            if leaves is not None and (when is None or leaves < when):
+                when = leaves
+        return when
 
     def most(self, num_steps: int | None) -> int | None:
         """How many of so many steps may be taken at once, before a client has enough."""
-        left = self._aborts.steps_left() if self._aborts else None
+        left = self._aborts.steps_left() if self.any_may_leave else None
         return num_steps if left is None else left if num_steps is None else min(left, num_steps)

@@ -90,7 +90,8 @@ class EngineDrive(Drive):
 
     def _loop(self, max_steps: int | None, until_ns: int | None, interrupts: Interrupts) -> str | None:
         engine, clock, clients = self._engine, self._engine.clock, self._clients
-        waits = clients.arrivals.waits
+        arrivals = clients.arrivals
+        waits = arrivals.waits
         num_steps = 0
         while True:
             if interrupts.asked:
@@ -100,8 +101,8 @@ class EngineDrive(Drive):
                 return "max_seconds"
             if waits:
                 clients.hear()
-            while (when := clients.next_ns) is not None and when <= now:
-                self._add(clients.take())
+            while (when := arrivals.next_ns) is not None and when <= now:
+                self._add(arrivals.take())
             if clients.any_may_leave and (leaving := clients.leaving(now)):
                 for request in leaving:
                     engine.abort(request.request_id)
