@@ -17,6 +17,12 @@ from batchwright.lab.agree_report import format_agreement, print_agreement
 from batchwright.lab.arrival_times import ArrivalSpec, with_arrivals
 from batchwright.lab.arrivals import Arrivals
 from batchwright.lab.compare import Comparison, compare
+from batchwright.lab.designs.capacity import Capacities, capacity
+from batchwright.lab.designs.capacity_report import format_capacity
+from batchwright.lab.designs.sweep import Sweep, sweep
+from batchwright.lab.designs.sweep_report import format_sweep
+from batchwright.lab.designs.tune import Tuning, tune
+from batchwright.lab.designs.tune_report import format_tuning
 from batchwright.lab.load import Load
 from batchwright.lab.loading import load_workload
 from batchwright.lab.materialize import Offer, materialize, offers, with_token_ids
@@ -49,6 +55,7 @@ __all__ = [
     "ArrivalSpec",
     "Arrivals",
     "BackendsCompared",
+    "Capacities",
     "Comparison",
     "Load",
     "Metric",
@@ -67,16 +74,22 @@ __all__ = [
     "StepRecords",
     "StreamedRun",
     "Summary",
+    "Sweep",
     "SyntheticSpec",
+    "Tuning",
     "Verdict",
     "Workload",
     "WorkloadRow",
     "ab",
     "by_length",
+    "capacity",
     "compare",
     "compare_backends",
     "format_agreement",
+    "format_capacity",
     "format_report",
+    "format_sweep",
+    "format_tuning",
     "load_workload",
     "materialize",
     "merge",
@@ -89,6 +102,8 @@ __all__ = [
     "run_arm",
     "stream_arm",
     "summarize",
+    "sweep",
+    "tune",
     "waiting_turns",
     "with_arrivals",
     "with_rules",
