@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,10 @@ def test_chunks_of_several_tokens_leave_all_but_single_gaps_as_they_are(tmp_path
     for name in ("ttft", "tpot", "e2el"):
         assert found[f"mean_{name}_ms"] == pytest.approx(result[f"mean_{name}_ms"])
     assert found["total_output_tokens"] == result["total_output_tokens"]
+    for tokens, gaps in zip(record.requests, result["itls"], strict=True):
+        in_chunk = Counter(tokens.token_times_ns)
+        assert len(in_chunk) == len(gaps) + 1
+        assert set(in_chunk.values()) <= {1, 2, 3}  # evenly: two a chunk
     assert any(f"ITL is {result['mean_itl_ms']:.2f} ms on average" in note for note in record.notes)
 
 
