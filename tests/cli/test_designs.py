@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -192,6 +193,39 @@ def test_an_ab_goes_on_in_its_folder(cli: Cli) -> None:
     assert (answer.code, answer.err) == (0, "")
     assert Path("again.json").read_bytes() == Path("whole.json").read_bytes()
     assert {path for path in runs if path.stat().st_mtime_ns != runs[path]} == {gone}
+
+
+# Progress -----------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_counts_runs_and_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bars of single runs go when they are done; nothing is shown where nobody watches."""
+    from batchwright.cli.output import show_progress
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with show_progress(False, "starting") as progress:
+        assert progress is not None
+        progress("runs", 1, 4)
+        progress("vllm_v1, rate=3", 5, 20)
+        time.sleep(0.3)  # it is drawn ten times a second
+        progress("vllm_v1, rate=3", 20, 20)
+        progress("runs", 2, 4)
+        time.sleep(0.3)
+    shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "1/4" in shown and "2/4" in shown and "left" in shown and " 5/20" in shown
+    last = shown.rpartition("2/4")
+    assert "rate=3" in last[0] and "rate=3" not in last[2]
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with show_progress(False, "starting") as progress:
+        assert progress is None
 
 
 # Ctrl-C -------------------------------------------------------------------------------------------------------------

@@ -115,6 +115,9 @@ def test_what_was_made_from_other_things_is_made_again(tmp_path: Path) -> None:
     assert made_again([replace(todo[0], options={"max_steps": 5})])
     assert made_again([replace(todo[0], workload=load_workload(SPEC, speedup=2))])
     assert made_again([replace(todo[0], config=todo[0].config.model_copy(update={"max_num_seqs": 2}))])
+    unset = todo[0].config  # vllm_v1 then bounds residents by its seats
+    no_bound = EngineConfig.parse({**unset.model_dump(exclude_unset=True), "max_num_residents": None})
+    assert made_again([replace(todo[0], config=no_bound)])
     assert made_again(todo)  # another run of that name took its place
     assert not made_again(todo)
     policy.write_text(policy.read_text().replace("    pass", "    stationary = False"))

@@ -296,6 +296,21 @@ def test_points_at_which_a_load_says_little_are_named() -> None:
     assert re.search(r"a: \d+ refused at rate=5: latencies are of the others only", text)
 
 
+def test_what_is_said_of_every_point_is_said_once() -> None:
+    """Seeds that give the same runs, say: this workload has nothing to draw."""
+    load = load_workload("synthetic:rate=inf,n=12,prompt=40,output=3")
+    found = sweep(arms("vllm_v1", "sjf"), load, {"max_num_seqs": [8, 16]}, seeds=2)
+    lines = [
+        line
+        for p in found.points
+        if p.comparison
+        for line in p.comparison.closing
+        if "the very runs of another" in line
+    ]
+    assert len(lines) == 2
+    assert format_sweep(found, TTFT, 400).count("the very runs of another") == 1
+
+
 def test_a_point_is_found_by_its_values() -> None:
     over = {"rate": [5, 10], "prefix_cache.enabled": [True, False]}
     found = sweep({"a": EngineConfig()}, LOAD, over, executor=MadeUp(lambda task: 1.0))

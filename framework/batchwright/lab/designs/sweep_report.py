@@ -111,7 +111,10 @@ def closing_lines(sweep: Sweep, metrics: Sequence[Metric]) -> Iterator[str]:
     for axis in sweep.axes:
         if axis.is_numeric and all(len(other.values) == 1 for other in sweep.axes if other is not axis):
             yield from _trends(sweep, axis, metrics)
-    yield from dict.fromkeys(note for p in compared if p.comparison for run in p.comparison.runs for note in run.notes)
+    said = [p.comparison.closing for p in compared if p.comparison is not None]
+    notes = [note for p in compared if p.comparison for run in p.comparison.runs for note in run.notes]
+    everywhere = [line for line in said[0] if all(line in one for one in said)] if said else []
+    yield from dict.fromkeys([*everywhere, *notes])
 
 
 def _missed(points: Sequence[SweepPoint], arm: str) -> Iterator[str]:

@@ -39,7 +39,8 @@ def task_key(task: Task) -> str:
             "release": __version__,
             "record_version": RECORD_VERSION,
             "arm": task.arm,
-            "config": config.model_dump(mode="json"),
+            # Of what is unset policies have defaults of their own: unset is not the same as set to the default.
+            "config": config.model_dump(mode="json", exclude_unset=True),
             "workload": task.workload.hash,
             "seed": task.seed,
             "options": {name: value for name, value in task.options.items() if name != "progress"},
