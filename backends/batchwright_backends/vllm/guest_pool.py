@@ -26,11 +26,25 @@ class GuestPool:
         self._manager = manager
         self.block_size = block_size
         self.num_blocks = int(manager.block_pool.num_gpu_blocks) - 1  # its first holds nobody's tokens
-        self._hits: dict[Guest, tuple[int, int]] = {}
+        self._hits: dict[Guest, tuple[int, Sequence[Any]]] = {}
+        # What the plan of this step changes: blocks that somebody will hold, and content that can be shared at once.
+        self._adopted: set[int] = set()
+        self._coming: set[Any] = set()
 
     def new_step(self) -> None:
         """The cache may have changed."""
-        self._hits.clear()
+        for memory in (self._hits, self._adopted, self._coming):
+            memory.clear()
+
+    def take(self, guest: Guest, num_tokens: int) -> None:
+        """The plan has it compute up to so many tokens: full blocks are shared as soon as they are scheduled."""
+        full = num_tokens // self.block_size
+        if not guest.is_resident:
+            tokens, blocks = self._found(guest)
+            self._adopted.update(block.block_id for block in blocks)
+            self._coming.update(guest.theirs.block_hashes[tokens // self.block_size : full])
+        else:
+            self._coming.update(guest.theirs.block_hashes[guest.num_computed // self.block_size : full])
 
     def num_free(self) -> int:
         """Blocks that nobody holds."""
@@ -41,24 +55,36 @@ class GuestPool:
         return self._manager.get_block_ids(request_id)[0]  # type: ignore[no-any-return]
 
     def num_hit(self, guest: Guest) -> int:
-        """Tokens of a waiting request that the prefix cache holds."""
-        return self._hit(guest)[0]
+        """Tokens of a waiting request that the prefix cache holds, or will when the plan so far is scheduled."""
+        return self._found(guest)[0] + self._num_coming(guest) * self.block_size
 
-    def _hit(self, guest: Guest) -> tuple[int, int]:
-        """Tokens that are cached, and those of their blocks that somebody holds."""
+    def _found(self, guest: Guest) -> tuple[int, Sequence[Any]]:
+        """Tokens that are cached now, and their blocks."""
         found = self._hits.get(guest)
         if found is None:
             blocks, tokens, *_ = self._manager.get_computed_blocks(guest.theirs)
-            held = sum(block.ref_cnt > 0 for block in blocks.blocks[0]) if tokens else 0
-            found = self._hits[guest] = (int(tokens), held)
+            found = self._hits[guest] = (int(tokens), blocks.blocks[0] if tokens else ())
         return found
+
+    def _num_coming(self, guest: Guest) -> int:
+        """Further blocks of its prefix that others are to fill in this step."""
+        if not self._coming:
+            return 0
+        first, most = self._found(guest)[0] // self.block_size, (guest.num_tokens - 1) // self.block_size
+        num = 0
+        for content in guest.theirs.block_hashes[first:most]:
+            if content not in self._coming:
+                break
+            num += 1
+        return num
 
     def needed(self, guest: Guest, num_tokens: int) -> int:
         """Free blocks that it would take to hold so many tokens; a hit that lies free costs its block."""
         blocks = -(-num_tokens // self.block_size)
         if guest.is_resident:
             return max(0, blocks - len(self.table(guest.request_id)))
-        return max(0, blocks - self._hit(guest)[1])
+        held = sum(block.ref_cnt > 0 or block.block_id in self._adopted for block in self._found(guest)[1])
+        return max(0, blocks - held - self._num_coming(guest))
 
     def given_back(self, guest: Guest) -> int:
         """Blocks that become free when it is evicted: those that nobody else holds."""

@@ -94,8 +94,8 @@ class Guest:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose K and V are in its blocks."""
-        return int(self.theirs.num_computed_tokens) if self.state == RESIDENT else self.hit
+        """Tokens whose K and V are in its blocks, or in those that it would adopt."""
+        return int(self.theirs.num_computed_tokens) + self.hit
 
     @property
     def num_pending(self) -> int:

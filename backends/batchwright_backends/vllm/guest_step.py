@@ -30,6 +30,10 @@ class Pool(Protocol):
         """Free blocks that it would take to hold so many tokens."""
         ...
 
+    def take(self, guest: Guest, num_tokens: int) -> None:
+        """It is to compute up to so many tokens."""
+        ...
+
     def given_back(self, guest: Guest) -> int:
         """Blocks that become free when it is evicted."""
         ...

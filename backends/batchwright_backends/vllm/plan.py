@@ -11,6 +11,7 @@ from batchwright.errors import PolicyError
 from batchwright.hookspecs import HOLD
 from batchwright_backends.vllm.guest_request import PREEMPTED, RESIDENT, WAITING, Guest
 from batchwright_backends.vllm.guest_step import GuestStep, Line, Pool
+from batchwright_backends.vllm.watchdog import PolicyTimeoutError
 
 
 class TooLong(Exception):
@@ -55,6 +56,11 @@ class Plan:
         """Who is to be admitted, in order."""
         return (guest for guest in self.counts if guest in self._admitted)
 
+    @property
+    def cuts(self) -> bool:
+        """Whether somebody is to run less than he has pending."""
+        return any(num < self._pending[guest] for guest, num in self.counts.items())
+
     def inexpressible(self) -> str | None:
         """Why vLLM cannot be made to do this; None: it can.
 
@@ -65,8 +71,8 @@ class Plan:
             num = self.counts[guest]
             if num != min(self._pending[guest], left):
                 return (
-                    f"{guest.request_id} is to run {num} of {self._pending[guest]} tokens where {left} are left, and only "
-                    "the last prompt of a step can be cut"
+                    f"{guest.request_id} is to run {num} of {self._pending[guest]} tokens where {left} are left, and "
+                    "only the last prompt of a step can be cut"
                 )
             left -= num
         return None
@@ -97,6 +103,8 @@ class Plan:
                     self._offer_all(offer)
         except (PolicyError, TooLong):
             raise
+        except PolicyTimeoutError:
+            raise TooLong from None
         except Exception as error:
             raise self._error("admission", "raised", f"it raised {type(error).__name__}: {error}", error) from error
         finally:
@@ -162,6 +170,7 @@ class Plan:
             guest.hit = self._pool.num_hit(guest)
         num = self._num_tokens(guest)
         if num and (not is_new or self._has_seat(guest)) and self._has_room(guest, num, is_new=is_new):
+            self._pool.take(guest, guest.num_computed + num)
             if is_new:
                 guest.state = RESIDENT
                 self._admitted.add(guest)

@@ -11,16 +11,19 @@ import random
 import sys
 from typing import Any
 
-HOST = "batchwright_backends.vllm.host.HostScheduler"
+SCHEDULERS = {
+    "host": "batchwright_backends.vllm.host.HostScheduler",
+    "guest": "batchwright_backends.vllm.scheduler",
+}
 
 
 def run(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     options: dict[str, Any] = {}
-    if wanted["scheduler"] == "host":
+    if wanted["scheduler"] in SCHEDULERS:
         section = {"batchwright": {"policy": wanted["policy"]}}
-        options = {"scheduler_cls": HOST, "additional_config": section}
+        options = {"scheduler_cls": SCHEDULERS[wanted["scheduler"]], "additional_config": section}
     if wanted.get("num_blocks"):
         options["num_gpu_blocks_override"] = wanted["num_blocks"]
     llm = LLM(
@@ -30,7 +33,7 @@ def run(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
         block_size=32,
         max_num_seqs=16,
         max_num_batched_tokens=128,
-        async_scheduling=False,
+        async_scheduling=bool(wanted.get("is_async")),
         enforce_eager=True,
         disable_log_stats=False,
         **options,
@@ -62,6 +65,7 @@ def run(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
         "queries": metrics["vllm:prefix_cache_queries"],
         "scheduler": type(core).__name__,
         "usage": core.get_kv_cache_usage(),
+        "fallbacks": getattr(core, "num_fallbacks", {}),
     }
 
 
