@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -92,6 +93,8 @@ def test_a_sweep_goes_on_in_its_folder(cli: Cli) -> None:
     assert cli(*command, "--json", "whole.json").code == 0
     assert json.loads(Path("out/experiment.json").read_text())["details"]["over"] == {"rate": [10, 40]}
     assert len(json.loads(Path("out/summary.json").read_text())["points"]) == 2
+    if importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2"):
+        assert "<svg" in Path("out/report.html").read_text()
     runs = {path: path.stat().st_mtime_ns for path in Path("out").glob("runs/*/run.json")}
     assert len(runs) == 4
     gone = next(iter(runs))

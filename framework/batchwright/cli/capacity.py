@@ -101,7 +101,7 @@ def capacity(
     if workload.slo is None:
         raise ConfigError(f"capacity needs to know what has to be met: give --slo '{EXAMPLE}'")
     offered = replace(workload, slo=goals_of(workload.slo))
-    ground = prepare(arms, engine, offered, stop, window, seeds, job)
+    ground = prepare(arms, engine, offered, stop, window, seeds, job, output.quiet)
     _, bounds = split_slo(workload.slo, ground.metrics.metrics)
     if not bounds:
         raise ConfigError(

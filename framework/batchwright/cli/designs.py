@@ -22,7 +22,7 @@ from batchwright.cli.options import (
     WindowOptions,
     WorkloadOptions,
 )
-from batchwright.cli.output import make_console
+from batchwright.cli.output import make_console, show_progress
 from batchwright.cli.workloads import REAL, SIMULATED, make_workload
 from batchwright.lab.designs.setup import SYNTHETIC_KEYS, Setup, synthetic_with
 from batchwright.lab.executors import Executor, choose_executor
@@ -75,8 +75,9 @@ def prepare(
     window: WindowOptions,
     seeds: SeedOptions,
     job: JobOptions,
+    quiet: bool = False,
 ) -> Ground:
-    """From the options of a command line.
+    """From the options of a command line; ``quiet`` shows no progress.
 
     Raises:
         BatchwrightError: something of it cannot be had.
@@ -88,7 +89,8 @@ def prepare(
     check_endpoints(arms, stop)
     real = next((arm for arm in arms if arm.is_endpoint), arms[0])
     make = _maker(workload, real)
-    rows = make({})
+    with show_progress(quiet, "reading the workload"):
+        rows = make({})
     if counted is not None:
         counted.check(rows)
     serial = executor.name == "serial"

@@ -88,7 +88,8 @@ def run_experiment(
     _check_one_engine(arms[0], {"--record": record, "--explain": explain, "--outputs": outputs})
     check_endpoints(arms, stop)
     in_real_time = next((arm for arm in arms if arm.is_endpoint), arms[0])
-    rows = make_workload(workload, in_real_time.config.backend, arms[0].plugins)
+    with show_progress(output.quiet, "reading the workload"):
+        rows = make_workload(workload, in_real_time.config.backend, arms[0].plugins)
     options: dict[str, Any] = {
         "declared": workload.declared_max_tokens,
         "respect_eos": workload.respect_eos,
@@ -122,7 +123,8 @@ def run_experiment(
     runs, error = in_order(experiment.runs, [arm.label for arm in arms]), experiment.error()
     if not runs and error is not None:
         raise error
-    comparison = compare(runs, seed=engine.seed or 0, family=family, failures=experiment.failures, metrics=metrics)
+    with show_progress(output.quiet, "comparing"):
+        comparison = compare(runs, seed=engine.seed or 0, family=family, failures=experiment.failures, metrics=metrics)
     if not output.quiet:
         print_comparison(comparison, rows_shown)
     if output.json_file is not None:

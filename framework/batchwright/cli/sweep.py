@@ -86,7 +86,7 @@ def sweep(
     check_writable(output.json_file, "--json")
     axes, chosen = make_axes(over or ()), parse_seeds(seeds.seeds, engine.seed or 0)
     family = Family.parse(verdicts.level, verdicts.primary)
-    ground = prepare(arms, engine, workload, stop, window, seeds, job)
+    ground = prepare(arms, engine, workload, stop, window, seeds, job, output.quiet)
     shown = None if table.metrics is None else choose_metrics(table.metrics, ground.metrics.metrics)
     family.check(ground.metrics.metrics)
     details = {

@@ -108,7 +108,7 @@ def tune(
 
     check_writable(output.json_file, "--json")
     offered = replace(workload, slo=goals_of(workload.slo)) if workload.slo is not None else workload
-    ground = prepare([arm], engine, offered, stop, window, seeds, job)
+    ground = prepare([arm], engine, offered, stop, window, seeds, job, output.quiet)
     metrics = ground.metrics.metrics
     _, bounds = split_slo(workload.slo, metrics) if workload.slo is not None else (None, ())
     plan = TunePlan.of(
