@@ -143,6 +143,29 @@ def test_where_all_fail_alike_the_error_is_raised_as_it_is() -> None:
     assert isinstance(error, ConfigError) and "1000000000" in str(error) and "arm" not in str(error)
 
 
+def test_processes_are_held_for_several_calls(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search calls again and again: processes are started once. One that died is replaced."""
+    from batchwright.lab.executors import processes
+
+    made: list[Any] = []
+
+    class Counted(processes._Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self.process)
+
+    monkeypatch.setattr(processes, "_Worker", Counted)
+    with Processes(1) as executor:
+        first = run_tasks(tasks("vllm_v1"), executor).runs
+        assert run_tasks(tasks("vllm_v1"), executor).runs == first and len(made) == 1
+        assert run_tasks(tasks(f"{bad}:Dies"), executor).error() is not None
+        assert run_tasks(tasks("vllm_v1"), executor).runs == first and len(made) == 2
+        assert made[1].is_alive()
+    assert not any(process.is_alive() for process in made)
+    run_tasks(tasks("vllm_v1"), executor)
+    assert len(made) == 3 and not made[2].is_alive()
+
+
 def test_a_process_that_dies_loses_its_own_run_only(bad: str) -> None:
     found = run_tasks([*tasks("vllm_v1"), *tasks(f"{bad}:Dies"), *tasks("stall_free", seeds=(0, 1))], Processes(1))
     assert [run.arm for run in found.runs] == ["vllm_v1", "stall_free", "stall_free"]

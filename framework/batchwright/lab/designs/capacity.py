@@ -300,7 +300,8 @@ def run_capacity(
     setup.check()
     search = _Search(setup, plan, metrics)
     try:
-        search.run(executor, progress, saved)
+        with executor:
+            search.run(executor, progress, saved)
     except KeyboardInterrupt:
         if not any(arm.values for arm in search.arms):
             raise

@@ -335,12 +335,13 @@ def run_tune(
     interrupted = False
     validation: Comparison | None = None
     try:
-        tuner.search()
-        interrupted = len(tuner.trials()) < plan.num_trials
-        best = best_of(tuner.trials(), plan.goal)
-        if best is not None and best.values != given and not interrupted:
-            validation = tuner.validate(best.values, saved)
-            interrupted = validation is None
+        with executor:
+            tuner.search()
+            interrupted = len(tuner.trials()) < plan.num_trials
+            best = best_of(tuner.trials(), plan.goal)
+            if best is not None and best.values != given and not interrupted:
+                validation = tuner.validate(best.values, saved)
+                interrupted = validation is None
     except KeyboardInterrupt:
         interrupted = True
         if not tuner.trials():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from batchwright.errors import ConfigError
 from batchwright.lab.endpoint.address import is_endpoint
@@ -44,6 +44,14 @@ class Executor(ABC):
     """
 
     name: ClassVar[str]
+
+    def __enter__(self) -> Self:
+        """Hold what serves several calls of ``run``, such as processes, until the end of the block."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Let it go."""
+        return
 
     @abstractmethod
     def run(self, tasks: Sequence[Task], progress: Progress | None = None, keep: Keep | None = None) -> list[Outcome]:

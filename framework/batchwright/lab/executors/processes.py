@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from batchwright.errors import BackendError, BatchwrightError, PolicyError
 from batchwright.lab.executors.executor import Executor, Keep, Outcome, check_sendable
@@ -38,17 +38,28 @@ class Processes(Executor):
     def __init__(self, jobs: int | None = None) -> None:
         """Takes how many runs at a time; None: as many as this process may use cores."""
         self.jobs = jobs if jobs is not None else _num_cores()
+        self._held: list[_Worker] | None = None
+
+    def __enter__(self) -> Self:
+        self._held = []
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        held, self._held = self._held or [], None
+        while held:
+            held.pop().end()
 
     def run(self, tasks: Sequence[Task], progress: Progress | None = None, keep: Keep | None = None) -> list[Outcome]:
         """See :class:`Executor`."""
         check_sendable(tasks, self.name)
-        shift = _Shift(tasks, progress, keep)
+        shift = _Shift(tasks, progress, keep, self._held if self._held is not None else [])
         try:
             with Interrupts() as interrupts:
                 try:
                     shift.work(min(self.jobs, len(tasks)), interrupts)
                 finally:
-                    shift.close()
+                    if self._held is None or shift.was_stopped or shift.is_busy:
+                        shift.close()
         except KeyboardInterrupt:  # pressed again
             shift.was_stopped = True
             shift.close()
@@ -88,19 +99,21 @@ class _Shift:
         was_stopped: Ctrl-C was pressed.
     """
 
-    def __init__(self, tasks: Sequence[Task], progress: Progress | None, keep: Keep | None) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], progress: Progress | None, keep: Keep | None, workers: list[_Worker]
+    ) -> None:
         self._tasks = tasks
         self._keep = keep
         self._waiting = deque(range(len(tasks)))
         self._progress = progress
-        self._workers: list[_Worker] = []
+        self._workers = workers
         self.outcomes: dict[int, Outcome] = {}
         self.was_stopped = False
 
     def work(self, jobs: int, interrupts: Interrupts) -> None:
         """Until all is done, or nothing more comes after Ctrl-C."""
         give_up = float("inf")
-        while self._waiting or any(worker.place is not None for worker in self._workers):
+        while self._waiting or self.is_busy:
             if interrupts.asked and not self.was_stopped:
                 self.was_stopped = True
                 self._waiting.clear()
@@ -112,6 +125,11 @@ class _Shift:
             busy = {worker.connection: worker for worker in self._workers if worker.place is not None}
             for connection in wait(list(busy), _LOOK_S):
                 self._hear(busy[connection])  # type: ignore[index]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process is at work."""
+        return any(worker.place is not None for worker in self._workers)
 
     def _fill(self, jobs: int) -> None:
         """Give every process something to do."""
