@@ -85,7 +85,9 @@ def test_commands_run(
         captured = capsys.readouterr()
         assert code == exit_code(page, words), f"{shlex.join(words)}: {captured.err}"
         if words[1] in ("ab", "run"):
-            assert ("intervals" if "--agree" in words else "Finished") in captured.out
+            assert (
+                "intervals" if "--agree" in words else "max_tokens" if "--metrics" in words else "Finished"
+            ) in captured.out
 
 
 def parse(words: list[str]) -> Any:

@@ -15,7 +15,7 @@ from batchwright.cli.options import Debug, NoPlugin, TableOptions
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR", help="Folders that --out wrote, or result files of vllm bench serve."),
+        typer.Argument(metavar="DIR", help="Folders that --out wrote, or results of vllm bench."),
     ],
     table: TableOptions,
     to: Annotated[
