@@ -267,8 +267,8 @@ class GuestMixin:
         evicted, self._evicted = self._evicted, []
         if evicted:
             step.preempted = evicted
-            for guest in evicted:
-                self._tell("request_preempted", step, guest, None)
+            for victim in evicted:
+                self._tell("request_preempted", step, victim, None)
         cached = output.scheduled_cached_reqs
         entered = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         if cached.resumed_req_ids:

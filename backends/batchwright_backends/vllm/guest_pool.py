@@ -83,7 +83,7 @@ class GuestPool:
         blocks = -(-num_tokens // self.block_size)
         if guest.is_resident:
             return max(0, blocks - len(self.table(guest.request_id)))
-        held = sum(block.ref_cnt > 0 or block.block_id in self._adopted for block in self._found(guest)[1])
+        held = sum(1 for block in self._found(guest)[1] if block.ref_cnt > 0 or block.block_id in self._adopted)
         return max(0, blocks - held - self._num_coming(guest))
 
     def given_back(self, guest: Guest) -> int:
@@ -91,4 +91,4 @@ class GuestPool:
         if guest.request_id not in self._manager.coordinator.single_type_managers[0].req_to_blocks:
             return 0
         blocks = self._manager.get_blocks(guest.request_id).blocks[0]
-        return sum(block.ref_cnt == 1 for block in blocks)
+        return sum(1 for block in blocks if block.ref_cnt == 1)
