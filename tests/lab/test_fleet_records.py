@@ -312,8 +312,8 @@ def test_the_report_tells_of_fleets() -> None:
     arms = {"rr": config(replicas=2), "pa": config(replicas=2, router="prefix_aware:load_weight=0.5"), "one": config()}
     text = format_report(ab(arms, load_workload(SHARED), declared="exact"), width=120)
     assert (
-        "rr: 2 replicas, router round_robin; pa: 2 replicas, router prefix_aware (load_weight=0.5); one: one engine"
-        in " ".join(text.split())
+        "rr: 2 replicas, router round_robin; pa: 2 replicas, router prefix_aware (load_weight=0.5, "
+        "cache_threshold=0.3); one: one engine" in " ".join(text.split())
     )
     assert "replicas of rr" in text and "replicas of pa" in text and "replicas of one" not in text
     assert "Busiest replica / mean" in text
