@@ -307,7 +307,7 @@ def test_ctrl_c_before_anything_is_done_is_raised(bad: str, tmp_path: Path, monk
     class Slow(Executor):
         name = "slow"
 
-        def run(self, tasks: Any, progress: Any = None) -> Any:
+        def run(self, tasks: Any, progress: Any = None, keep: Any = None) -> Any:
             raise NotImplementedError
 
     monkeypatch.setattr(Task, "run", lambda self, progress=None: signal.raise_signal(signal.SIGINT))
