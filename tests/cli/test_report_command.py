@@ -26,6 +26,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def quick_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fonts are cut for every PDF, which takes a second each; tests of figures look at real ones."""
+    monkeypatch.setattr("batchwright.lab.figures.plot.Plot.write_pdf", lambda plot, file: file.write(b"%PDF"))
+
+
 @pytest.fixture
 def monday(saved: Path) -> Path:
     """A copy of it that may be changed."""

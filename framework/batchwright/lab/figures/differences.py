@@ -63,7 +63,7 @@ def differences(comparison: Comparison) -> Plot | None:
     base = next(iter(arms.values()))
     several = len(arms) > 2
     low, high = _range(rows)
-    beyond = any(_place(row.low) < low or _place(row.high) > high for row in rows)
+    beyond = any(_goes_on_below(row, low) or _place(row.high) > high for row in rows)
     cut = " An arrowhead: the interval goes on beyond the figure." if beyond else ""
     return Plot(
         name=DIFFERENCES,
@@ -136,11 +136,16 @@ def _range(rows: Sequence[_Row]) -> tuple[float, float]:
     return min(*places, 0.0) - _ROOM, max(*places, 0.0) + _ROOM
 
 
+def _goes_on_below(row: _Row, low: float) -> bool:
+    """Whether an interval begins left of the figure, or below what a ratio can be."""
+    return row.low < _LEAST or _place(row.low) < low
+
+
 def _draw_row(axes: Axes, row: _Row, y: float, several: bool, low: float, high: float) -> None:
     look = row.arm.look
     ends = max(_place(row.low), low), min(_place(row.high), high)
     axes.plot(ends, [y, y], color=look.colour, linewidth=1.2, solid_capstyle="butt")
-    for end, cut, arrow in ((low, _place(row.low) < low, "<"), (high, _place(row.high) > high, ">")):
+    for end, cut, arrow in ((ends[0], _goes_on_below(row, low), "<"), (ends[1], _place(row.high) > high, ">")):
         if cut:
             axes.plot([end], [y], linestyle="", marker=arrow, markersize=3.5, color=look.colour, zorder=3)
     axes.plot(
