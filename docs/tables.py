@@ -38,6 +38,15 @@ from batchwright_backends.sim.models import model_names
 from batchwright_backends.torch.options import TorchOptions
 
 FOLDER = Path(__file__).parent
+REPRODUCED = (
+    "sarathi_capacity",
+    "hrrn_sessions",
+    "vtc_clients",
+    "sjf_budget",
+    "victim_tax",
+    "fastserve_tails",
+)
+"""Scripts in ``benchmarks/reproduce``, in the order of the page."""
 _TABLE = re.compile(r"(<!-- table: (?P<key>[\w. -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
 
@@ -388,6 +397,29 @@ def agreement_on_cpu() -> str:
     return table(("pair", "metric", "simulated", "SmolLM2 on the CPU, round by round", "sign"), rows)
 
 
+def reproduced() -> str:
+    """Every result of ``benchmarks/reproduce``: where it is from, and whether it comes out."""
+    rows = []
+    for name in REPRODUCED:
+        found = results(f"reproduce/{name}")
+        held = sum(claim["holds"] for claim in found["claims"])
+        claims = f"{held} of {len(found['claims'])}"
+        rows.append([found["title"], found["source"], claims, found["comes_out"], code(f"{name}.py")])
+    return table(("result", "source", "claims that hold", "comes out", "script"), rows)
+
+
+def reproduction(name: str) -> str:
+    """One result of ``benchmarks/reproduce``: figures and claims, and what is as in its source."""
+    found = results(f"reproduce/{name}")
+    figures = table(("", "theirs", "ours"), [(row["what"], row["theirs"], row["shown"]) for row in found["rows"]])
+    claims = table(("claim", "holds"), [(c["words"], "yes" if c["holds"] else "**no**") for c in found["claims"]])
+    lists = [
+        f"{head}:\n\n" + "".join(f"- {sentence}\n" for sentence in found[key])
+        for key, head in (("setup", "Setup"), ("same", "As in the source"), ("other", "Not as in the source"))
+    ]
+    return "\n".join([*lists, figures, claims])
+
+
 def makers() -> dict[str, Callable[[], str]]:
     """What makes the table of each key."""
     return {
@@ -418,6 +450,8 @@ def makers() -> dict[str, Callable[[], str]]:
         "sim speed": sim_speed,
         "sim growth": sim_growth,
         "fleet mooncake": fleet_mooncake,
+        "reproduce": reproduced,
+        **{f"reproduce {name}": (lambda name=name: reproduction(name)) for name in REPRODUCED},
         "vllm overhead": vllm_overhead,
         **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},
         **{f"router {n}": (lambda k=k: of_model(k.Params)) for n, k in register_routers().items()},
