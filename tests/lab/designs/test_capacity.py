@@ -212,7 +212,7 @@ def simulated(saved: SavedRuns | None = None, executor: object = None) -> Capaci
         {"a": EngineConfig(policy="prefill_first"), "b": EngineConfig(policy="stall_free:chunk_size=128")},
         load_workload(SMALL),
         "itl_p99<0.02,ttft_p99<2",
-        seeds=2,
+        seeds=1,
         tolerance=1.0,
         saved=saved,
         executor=executor,  # type: ignore[arg-type]
