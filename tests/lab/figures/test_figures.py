@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,8 +139,31 @@ def test_the_word_stands_beside_the_mark_and_a_hollow_mark_shows_nothing() -> No
     words = [t.get_text() for t in axes.texts]  # type: ignore[attr-defined]
     said = ["not shown" if w == "no difference shown" else w for w in plot.columns["verdict"]]
     assert words == said
-    marks = [line for line in axes.get_lines() if line.get_marker() not in ("None", "", None)]  # type: ignore[attr-defined]
+    lines = axes.get_lines()  # type: ignore[attr-defined]
+    marks = [line for line in lines if line.get_marker() not in ("None", "", None, "<", ">")]
     assert [mark.get_markerfacecolor() == "white" for mark in marks] == [w == "not shown" for w in said]
+
+
+def test_an_interval_that_goes_on_beyond_the_figure_ends_in_an_arrowhead() -> None:
+    comparison = pair()
+    assert "arrowhead" in differences_of(comparison, low=-3.0).caption
+    heads = [line.get_marker() for line in axes_of(differences_of(comparison, low=-3.0))[0].get_lines()]  # type: ignore[attr-defined]
+    assert heads.count("<") == 1
+
+
+def differences_of(comparison: Comparison, low: float) -> Plot:
+    """The figure, were one interval as wide as that, and no other cut."""
+    narrow = [
+        replace(v, interval=v.interval and replace(v.interval, relative_low=v.relative, relative_high=v.relative))
+        for v in comparison.verdicts
+    ]
+    place = next(i for i, v in enumerate(narrow) if v.interval is not None and v.metric == "mean_itl_ms")
+    interval = narrow[place].interval
+    assert interval is not None
+    narrow[place] = replace(narrow[place], interval=replace(interval, relative_low=low))
+    plot = differences(replace(comparison, verdicts=tuple(narrow)))
+    assert plot is not None
+    return plot
 
 
 def test_one_arm_has_no_differences() -> None:
