@@ -33,7 +33,7 @@ def run(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
         block_size=32,
         max_num_seqs=16,
         max_num_batched_tokens=128,
-        async_scheduling=bool(wanted.get("is_async")),
+        async_scheduling=False,
         enforce_eager=True,
         disable_log_stats=False,
         **options,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -10,6 +12,7 @@ pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make che
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
@@ -232,3 +235,52 @@ def test_what_is_used_of_vllm_is_checked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("batchwright_backends.vllm.expressible.SURFACES", ("waiting", "no_such_thing"))
     with pytest.raises(ConfigError, match=r"has not what Batchwright's guest needs of its scheduler: no_such_thing"):
         guest("vllm_v1", 30, 4, 40)
+
+
+class Ahead(Vllm):
+    """vLLM's own scheduler, asynchronous."""
+
+    def _class(self) -> Any:
+        def make(config: Any, *args: Any, **kwargs: Any) -> Any:
+            config.scheduler_config.async_scheduling = True
+            return make_scheduler(config, *args, **kwargs)
+
+        return make
+
+
+def run_ahead(run: Run, rows: Sequence[Any]) -> None:
+    """A step is scheduled before the last one's tokens are known, as vLLM's engine does."""
+    left, under_way = list(rows), deque[Any]()
+
+    def update() -> None:
+        for outputs in run.core.update_from_output(*under_way.popleft()).values():
+            for one in outputs.outputs:
+                run.told.setdefault(one.request_id, []).extend(one.new_token_ids)
+                if one.finish_reason is not None:
+                    run.ends[one.request_id] = one.finish_reason
+
+    for _ in range(5000):
+        if left:
+            offer(run, left.pop(0))
+        if not run.core.has_requests():
+            break
+        told = run.core.schedule()
+        under_way.append((told, run.workers.execute(told)))
+        if len(under_way) > 1:
+            update()
+    while under_way:
+        update()
+
+
+@pytest.mark.parametrize("num_blocks", [14, 200])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_asynchronous_scheduling(policy: str, num_blocks: int) -> None:
+    """The base is vLLM's asynchronous scheduler where the configuration asks for it, and everybody gets his tokens."""
+    made = type("AheadGuest", (Ahead,), {"additional_config": {"batchwright": {"policy": policy}}})
+    run = Run(made(num_blocks, 16, 6, 48))
+    assert isinstance(run.core, GuestMixin) and isinstance(run.core, AsyncScheduler)
+    rows = load(1)
+    run_ahead(run, rows)
+    check_answers(run, rows)
+    core: Any = run.core
+    assert not core._guests and core.num_faults == 0 and "raised" not in core.num_fallbacks

@@ -19,13 +19,13 @@ from batchwright_backends.torch.models import ensure_model
 if not os.environ.get("BATCHWRIGHT_REAL_VLLM"):
     pytest.skip("minutes long: make check-vllm", allow_module_level=True)
 
-TINY = 40
+TINY = 24
 """Blocks that 16 requests at a time do not fit in."""
 
 
 @cache
-def real(scheduler: str, policy: str | None, num_blocks: int | None, *, is_async: bool) -> dict[str, Any]:
-    wanted = {"scheduler": scheduler, "policy": policy, "num_blocks": num_blocks, "is_async": is_async}
+def real(scheduler: str, policy: str | None, num_blocks: int | None) -> dict[str, Any]:
+    wanted = {"scheduler": scheduler, "policy": policy, "num_blocks": num_blocks}
     script, model = Path(__file__).with_name("real.py"), ensure_model("smollm2-135m")
     done = subprocess.run(
         [sys.executable, str(script), str(model), json.dumps(wanted)],
@@ -38,24 +38,21 @@ def real(scheduler: str, policy: str | None, num_blocks: int | None, *, is_async
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("num_blocks", [None, TINY])
-def test_vllm_v1_is_stock(num_blocks: int | None, is_async: bool) -> None:
+def test_vllm_v1_is_stock(num_blocks: int | None) -> None:
     """Tokens, log-probabilities, evictions and prefix hits: all as with vLLM's own scheduler."""
-    stock = dict(real("stock", None, num_blocks, is_async=is_async))
-    ours = dict(real("guest", "vllm_v1", num_blocks, is_async=is_async))
-    name = "AsyncScheduler" if is_async else "Scheduler"
-    assert (stock.pop("scheduler"), ours.pop("scheduler")) == (name, f"Guest{name}")
+    stock = dict(real("stock", None, num_blocks))
+    ours = dict(real("guest", "vllm_v1", num_blocks))
+    assert (stock.pop("scheduler"), ours.pop("scheduler")) == ("Scheduler", "GuestScheduler")
     assert (stock["preemptions"] > 3) == (num_blocks == TINY)
     assert stock["hits"] > 0
     assert set(ours.pop("fallbacks")) <= {"inexpressible"} and not stock.pop("fallbacks")
     assert ours == stock
 
 
-@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("policy", ["prefill_first", "stall_free:chunk_size=48", "vtc", "priority", "sjf"])
-def test_other_policies_give_the_same_tokens(policy: str, is_async: bool) -> None:
-    stock, ours = real("stock", None, TINY, is_async=False), real("guest", policy, TINY, is_async=is_async)
+def test_other_policies_give_the_same_tokens(policy: str) -> None:
+    stock, ours = real("stock", None, TINY), real("guest", policy, TINY)
     for what in ("tokens", "reasons", "usage"):
         assert ours[what] == stock[what]
     assert "raised" not in ours["fallbacks"] and "late" not in ours["fallbacks"]
