@@ -24,7 +24,7 @@ from matplotlib.text import Text
 from batchwright.lab import Comparison
 from batchwright.lab.figures import Plot, figures_of, latency_cdfs
 from batchwright.lab.figures.style import COLUMN_IN, PAGE_IN, RC
-from lab.figures.comparisons import EVERY, crowd, pair
+from lab.figures.comparisons import EVERY, crowd, long_tails, pair, simulated
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -40,7 +40,7 @@ def drawn(plot: Plot, width_in: float = COLUMN_IN) -> Figure:
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from")
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", [pair, long_tails, crowd, simulated])
 def test_nothing_is_cut_off_and_no_numbers_overlap(make: Callable[[], Comparison]) -> None:
     with rc_context(RC):
         for plot in figures_of(make()):
