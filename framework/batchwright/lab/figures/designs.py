@@ -16,7 +16,7 @@ SWEPT = ("p99_ttft_ms", "p99_itl_ms", "mean_e2el_ms", "request_goodput", "reques
 MOST_PLOTS = 6
 """Figures of one sweep, where it has several axes."""
 
-_X = {"rate": "Rate (requests/s)", "speedup": "Speedup", "concurrency": "Concurrent requests"}
+_X: dict[str, str] = {"rate": "Rate (requests/s)", "speedup": "Speedup", "concurrency": "Concurrent requests"}
 _GOODPUT, _THROUGHPUT = "request_goodput", "request_throughput"
 _SEEDS = "bands reach from the lowest to the highest of {} seeds"
 
@@ -70,7 +70,8 @@ def _fails(point: Mapping[str, Any], text: str) -> bool:
 def _sweep(summary: Mapping[str, Any], objectives: Mapping[str, float]) -> Iterator[Plot]:
     points = [point for point in summary["points"] if "summary" in point]
     number = 0
-    for axis, values in summary["axes"].items():
+    axes: Mapping[str, Sequence[Any]] = summary["axes"]
+    for axis, values in axes.items():
         if len(values) < 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
             continue
         groups: dict[str, list[Mapping[str, Any]]] = {}
