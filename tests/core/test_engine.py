@@ -361,4 +361,5 @@ def test_a_driver_without_outputs_leaves_no_text_behind(overlap: bool) -> None:
         engine.add_request(make_request(name, 5, 6, **({"stop": ["b"]} if name == "b" else {})), prompt="text")
     while engine.has_unfinished():
         engine.advance()
-    assert not engine._answers._texts and not engine._answers._prompts and not engine._answers._aborted and not engine._untold
+    answers = engine._answers
+    assert not answers._texts and not answers._prompts and not answers._aborted and not answers._untold

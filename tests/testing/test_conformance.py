@@ -90,6 +90,22 @@ def test_a_policy_that_is_stationary_only_with_some_parameters_is_caught() -> No
     assert "stationary" not in bad(run_checks(base(decode_interleave=2)))
 
 
+def test_a_stationary_policy_that_leaves_a_decode_out_when_nobody_waits_is_caught() -> None:
+    """It decides the same again while nothing changes, but is not asked after an end: then all decode."""
+
+    class Pairs(load_plugins().policies["stall_free"]):  # type: ignore[misc]
+        stationary = True
+
+        @hookimpl
+        def admission(self, step: Any) -> Any:
+            odd = not step.waiting and not step.prefilling and len(step.running) % 2 and len(step.running) > 1
+            return [step.running[:-1]] if odd else super().admission(step)
+
+    report = run_checks(Pairs, checks=["stationary"])
+    assert bad(report) == ["stationary"]
+    assert "it leaves a decode out" in str(report)
+
+
 def test_a_fault_of_a_plugin_is_caught() -> None:
     class Muddles:
         @hookimpl(wrapper=True)

@@ -51,7 +51,7 @@ class RunRecord:
         offered: what was asked, in order of arrival.
         requests: what became of each, in the same order.
         steps: every step; none of an endpoint.
-        batches: a 64-bit fingerprint of each step's batch (which requests, in which order, how many tokens each),
+        batches: a 64-bit fingerprint of each step's batch (which requests, and how many tokens of each),
             equal in different runs of one workload where the batches are.
         events: what detectors reported, as they came.
         notes: what the backend says a reader should know, in sentences.

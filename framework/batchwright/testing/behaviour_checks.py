@@ -52,8 +52,9 @@ def stationary(kit: Kit) -> None:
     for run in kit.steady:
         repeated = kit.run(run.scenario, repeats=True)
         same(
-            "the same decisions when it is not asked while nothing changes, and not told of each step (usual cause: "
-            "step_started counts steps)",
+            "the same decisions when it is not asked while nothing changes, nor while nobody waits and no prompt is "
+            "under way, and not told of each step (usual causes: step_started counts steps; it leaves a decode out "
+            "when nobody waits)",
             run,
             repeated,
         )
