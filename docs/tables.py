@@ -397,6 +397,27 @@ def agreement_on_cpu() -> str:
     return table(("pair", "metric", "simulated", "SmolLM2 on the CPU, round by round", "sign"), rows)
 
 
+def false_verdicts() -> str:
+    """The committed figures of ``benchmarks/aa.py``."""
+    figures = results("aa")
+    pairs, shifted = figures["pairs"], figures["shifted"]
+    rows = []
+    for num, found in figures["by_seeds"].items():
+        false, width = found["false"], found["false"]["half_width"]
+        counts = [f"{false[where]} of {pairs}" for where in ("declared", "primary", "table", "all")]
+        rows.append([num, f"±{100 * width:.1f}%", *counts, f"{found['shift']['found']} of {shifted}"])
+    head = (
+        "seeds",
+        "interval of mean ITL (median)",
+        "false in mean ITL",
+        "in any primary metric",
+        "in any of the table",
+        "in any at all",
+        "shift of 3% found",
+    )
+    return table(head, rows)
+
+
 def reproduced() -> str:
     """Every result of ``benchmarks/reproduce``: where it is from, and whether it comes out."""
     rows = []
@@ -447,6 +468,7 @@ def makers() -> dict[str, Callable[[], str]]:
         ),
         "fidelity cpu": lambda: fidelity("fidelity_cpu", {"calibrated": "predicted"}),
         "agree cpu": agreement_on_cpu,
+        "aa": false_verdicts,
         "sim speed": sim_speed,
         "sim growth": sim_growth,
         "fleet mooncake": fleet_mooncake,

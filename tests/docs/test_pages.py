@@ -188,12 +188,17 @@ def test_workloads_page_has_every_rule_format_and_option() -> None:
 
 
 def test_lab_page_has_the_numbers_of_the_code() -> None:
-    from batchwright.lab import bootstrap, closing, load
+    from batchwright.lab import bootstrap, closing, family, load, varied
 
     text = text_of("lab.md")
-    assert f"a {bootstrap.LEVEL:.0%} interval" in text
-    assert f"{bootstrap.NUM_RESAMPLES:,} resamples of {bootstrap.NUM_BLOCKS} blocks" in text
-    assert f"fewer than {bootstrap.MIN_REQUESTS} requests" in text
+    assert f"hold together with {family.LEVEL:.0%}" in text
+    method = " ".join(text_of("statistics.md").split())
+    assert f"`--level` ({family.LEVEL} unless given)" in method
+    assert f"are drawn, {bootstrap.NUM_RESAMPLES:,} times" in method
+    assert f"{bootstrap.NUM_BLOCKS}, or fewer where a block" in method
+    assert f"but at least {bootstrap.FEWEST_BLOCKS}" in method
+    assert f"fewer than {bootstrap.MIN_REQUESTS} requests" in method
+    assert f"anew from blocks of itself, {varied.NUM_BLOCKS} of them" in method
     assert f"more than {load.GROWTH:g} times" in text
     assert f"at least {load.CONTENTION:.0%} of the time" in text
     assert f"below {closing.ALIKE:.0%} of decisions" in text
