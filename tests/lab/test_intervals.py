@@ -48,16 +48,27 @@ def test_percentiles_are_stretched_to_students_t() -> None:
     base = np.full(200_000, 10.0)
     other = base + rng.normal(1, 0.1, 200_000)
     for level in (0.95, 0.99, 0.9999):
-        found = interval_of_draws(base, other, 30, level)
+        found = interval_of_draws(base, other, 30, level, 10.0)
         assert found is not None and found.level == level
         half = t_quantile((1 + level) / 2, 29) * 0.1 * (30 / 29) ** 0.5
         assert (found.low, found.high) == pytest.approx((1 - half, 1 + half), abs=0.01)
         assert (found.relative_low, found.relative_high) == pytest.approx((found.low / 10, found.high / 10), rel=1e-6)
 
 
+def test_shares_leave_out_0_where_the_difference_does() -> None:
+    """Also where the first arm varies from draw to draw as much as the difference: words and numbers say one thing."""
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(2, 1, 20_000)
+    for factor in (1.2, 1.5, 3.0):
+        found = interval_of_draws(base, base * factor + rng.normal(0, 0.5, 20_000), 5, 0.99, 10.0)
+        assert found is not None and found.relative_low is not None and found.relative_high is not None
+        assert (found.relative_low > 0) == (found.low > 0)
+        assert (found.relative_low, found.relative_high) == pytest.approx((found.low / 10, found.high / 10))
+
+
 def test_a_skewed_statistic_has_a_skewed_interval() -> None:
     draws = np.random.default_rng(1).lognormal(0, 0.5, 100_000)
-    found = interval_of_draws(np.zeros(100_000), draws, 30, 0.99)
+    found = interval_of_draws(np.zeros(100_000), draws, 30, 0.99, 0.0)
     assert found is not None and found.relative_low is None  # base can be 0
     assert found.high - 1 > 2 * (1 - found.low)
 
@@ -65,10 +76,10 @@ def test_a_skewed_statistic_has_a_skewed_interval() -> None:
 def test_a_statistic_that_is_undefined_in_many_draws_has_no_interval() -> None:
     draws = np.ones(1000)
     draws[:11] = np.nan
-    assert interval_of_draws(draws, np.ones(1000), 30, 0.99) is None
-    assert interval_of_draws(draws[:1000], np.ones(1000) * 2, 30, 0.99) is None
+    assert interval_of_draws(draws, np.ones(1000), 30, 0.99, 1.0) is None
+    assert interval_of_draws(draws[:1000], np.ones(1000) * 2, 30, 0.99, 1.0) is None
     draws[1:] = 1
-    assert interval_of_draws(draws, np.ones(1000) * 2, 30, 0.99) is not None
+    assert interval_of_draws(draws, np.ones(1000) * 2, 30, 0.99, 1.0) is not None
 
 
 # Seeds -------------------------------------------------------------------------------------------------------------

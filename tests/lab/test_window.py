@@ -111,12 +111,12 @@ def test_what_is_left_out_runs_and_bears_no_verdict() -> None:
 
 
 def test_verdicts_do_not_see_what_is_left_out() -> None:
-    """Two arms that differ in the first fifth only."""
-    fast = [request(i, arrival_ms=50 * i, times_ms=[50 * i + 20 + i % 3, 50 * i + 40 + i % 5]) for i in range(60)]
-    slow = [request(i, arrival_ms=50 * i, times_ms=[50 * i + 90 + i, 50 * i + 990 + i]) for i in range(12)]
-    one, two = run(fast, arm="a"), run([*slow, *fast[12:]], arm="b")
+    """Two arms that differ in the first half only."""
+    fast = [request(i, arrival_ms=50 * i, times_ms=[50 * i + 20 + i % 3, 50 * i + 40 + i % 5]) for i in range(600)]
+    slow = [request(i, arrival_ms=50 * i, times_ms=[50 * i + 90 + i, 50 * i + 990 + i]) for i in range(300)]
+    one, two = run(fast, arm="a"), run([*slow, *fast[300:]], arm="b")
     assert compare([one, two]).verdict("mean_ttft_ms").words == "worse"
-    one.window = two.window = Window("20%")
+    one.window = two.window = Window("50%")
     found = compare([one, two])
     assert {v.words for v in found.verdicts if v.metric.endswith("_ms")} == {"no difference"}
 

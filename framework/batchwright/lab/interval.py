@@ -27,7 +27,7 @@ class Interval:
 
     Attributes:
         low, high: of the difference.
-        relative_low, relative_high: of the difference as a share of base's value; None where that can be 0.
+        relative_low, relative_high: the same as shares of the first arm's value; None where that is not above 0.
         level: the share of such intervals that hold the true difference, each taken by itself.
     """
 
@@ -38,7 +38,7 @@ class Interval:
     level: float
 
 
-def interval_of_draws(base: Floats, other: Floats, num_blocks: int, level: float) -> Interval | None:
+def interval_of_draws(base: Floats, other: Floats, num_blocks: int, level: float, at: float) -> Interval | None:
     """Of one run an arm: percentiles of a paired bootstrap, as wide as Student's t makes them.
 
     So few blocks give percentiles that are too narrow: they are taken where Student's t of ``num_blocks - 1`` degrees
@@ -50,6 +50,7 @@ def interval_of_draws(base: Floats, other: Floats, num_blocks: int, level: float
         base, other: float64[draws]: the statistic of each arm; not finite where it is undefined.
         num_blocks: how many were drawn from.
         level: of the interval, such as 0.99.
+        at: the first arm's value, of which the interval is a share.
 
     Returns:
         The interval; None where the statistic is undefined in too many draws.
@@ -60,12 +61,8 @@ def interval_of_draws(base: Floats, other: Floats, num_blocks: int, level: float
         if len(base) < _DEFINED * len(defined):
             return None
     stretch = t_quantile((1 + level) / 2, max(num_blocks - 1, 1)) * math.sqrt(num_blocks / max(num_blocks - 1, 1))
-    differences: Floats = other - base
-    low, high = _stretched(differences, stretch)
-    if not (base > 0).all():
-        return Interval(low, high, None, None, level)
-    relative_low, relative_high = _stretched(differences / base, stretch)
-    return Interval(low, high, relative_low, relative_high, level)
+    low, high = _stretched(other - base, stretch)
+    return Interval(low, high, low / at, high / at, level) if at > 0 else Interval(low, high, None, None, level)
 
 
 def _stretched(draws: Floats, deviations: float) -> tuple[float, float]:

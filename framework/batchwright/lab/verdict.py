@@ -154,7 +154,7 @@ class Judge:
             one, two = draws[known[0]]
             if name not in one or name not in two or first.num_requests < MIN_REQUESTS:
                 return None
-            return interval_of_draws(one[name], two[name], _num_blocks(*pairs[known[0]]), level)
+            return interval_of_draws(one[name], two[name], _num_blocks(*pairs[known[0]]), level, base)
         differences = [_number(pairs[k][1], name) - _number(pairs[k][0], name) for k in known]
         spread = [_spread(draws[k][0].get(name), draws[k][1].get(name)) for k in known]
         within = [v for v in spread if v is not None]
