@@ -13,7 +13,7 @@ from .conftest import SMALL, Cli
 
 Write = Callable[[str, str], Path]
 
-CROWD = "synthetic:rate=inf,n=16,prompt=64,output=48,seed=3"
+CROWD = "synthetic:rate=inf,n=160,prompt=64,output=48,seed=3"
 """With few blocks: either few run at once, or some are evicted and computed again."""
 
 LAUNCHES = """
