@@ -128,9 +128,7 @@ def _check_differ(comparison: Comparison) -> None:
     for seed, run in one.items():
         times = [[r.token_times_ns for r in of.requests] for of in (run, two[seed])]
         if times[0] == times[1]:
-            raise AssertionError(
-                f"both arms have the same token times in seed {seed}: their noise is not their own"
-            )
+            raise AssertionError(f"both arms have the same token times in seed {seed}: their noise is not their own")
     if len({run.workload["hash"] for run in one.values()}) < len(one):
         raise AssertionError("two seeds have one workload")
 

@@ -192,7 +192,7 @@ class Plugins:
         """
         if name.lower() in ("http", "https"):
             raise ConfigError(
-                f"{name}://... is an endpoint: a server elsewhere, without an engine here. It can be an arm of run and ab"
+                f"{name}://... is an endpoint, a server elsewhere, without an engine here; run and ab take it so"
             )
         return _named("unknown backend", name, self.backends)
 

@@ -228,6 +228,7 @@ class Request:
         unmade, self._unmade = self._unmade or (), None
         num_prompt = self.num_prompt_tokens
         for first, last in unmade:
+            made: Any
             if self._deferred is not None and not first:
                 made = self._deferred.make()
             else:

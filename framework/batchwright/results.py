@@ -32,12 +32,12 @@ class DeferredResult(StepResult):
         self._sampled, self._draw = step.sampled, draw
 
     @property
-    def token_ids(self) -> Sequence[int]:  # type: ignore[override]
+    def token_ids(self) -> Sequence[int]:
         """One sampled token for each row that samples."""
         return [int(self._draw(r._seed, r.num_output_tokens - 1, 1)[0]) for r in self._sampled]
 
     @token_ids.setter
-    def token_ids(self, value: Sequence[int]) -> None:
+    def token_ids(self, value: Sequence[int]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         pass
 
 

@@ -238,4 +238,5 @@ def test_an_engine_keeps_nothing_of_what_it_ran(chats: ChatFile) -> None:
     """A lab run asks for no outputs, so their text is not kept either."""
     engines: list[Engine] = []
     ran(load_workload(chats(*[{"messages": [USER], "max_tokens": 3}] * 5)), chatty(), on_engine=engines.append)
-    assert not engines[0]._texts and not engines[0]._prompts and not engines[0]._aborted
+    kept = engines[0]._answers
+    assert not kept._texts and not kept._prompts and not kept.any_aborted

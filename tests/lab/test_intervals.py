@@ -66,6 +66,19 @@ def test_shares_leave_out_0_where_the_difference_does() -> None:
         assert (found.relative_low, found.relative_high) == pytest.approx((found.low / 10, found.high / 10))
 
 
+def test_no_share_is_below_all_of_it() -> None:
+    """An arm that takes a seventh, give or take; at a level that asks for what is far beyond the draws."""
+    rng = np.random.default_rng(3)
+    base = rng.normal(130, 10, 2000)
+    found = interval_of_draws(base, base / 7 * rng.lognormal(0, 0.3, 2000), 5, 0.999, 130.0)
+    assert found is not None and found.relative_low is not None and found.relative_high is not None
+    assert -1 < found.relative_low < -6 / 7 < found.relative_high
+    back = interval_of_draws(base / 7, base, 5, 0.999, 130 / 7)
+    again = interval_of_draws(base, base / 7, 5, 0.999, 130.0)
+    assert back is not None and again is not None and back.relative_low is not None and again.relative_high is not None
+    assert 1 + back.relative_low == pytest.approx(1 / (1 + again.relative_high))  # whichever arm is the first
+
+
 def test_a_skewed_statistic_has_a_skewed_interval() -> None:
     draws = np.random.default_rng(1).lognormal(0, 0.5, 100_000)
     found = interval_of_draws(np.zeros(100_000), draws, 30, 0.99, 0.0)

@@ -124,7 +124,10 @@ def test_each_quantity_has_a_stream_of_its_own() -> None:
         ("n=0", "n of a synthetic workload is '0'; expected a whole number of at least 1"),
         ("n=1.5", "expected a whole number of at least 1"),
         ("seed=-1", "expected a whole number of at least 0"),
-        ("prompt=normal(1,2)", "prompt of a synthetic workload is 'normal(1,2)'; expected N or fixed(N); uniform(LOW,HIGH)"),
+        (
+            "prompt=normal(1,2)",
+            "prompt of a synthetic workload is 'normal(1,2)'; expected N or fixed(N); uniform(LOW,HIGH)",
+        ),
         ("output=uniform(9,1)", "output of a synthetic workload is 'uniform(9,1)'"),
         ("output=uniform(0,1)", "with lengths of at least 1"),
         ("output=uniform(1)", "output of a synthetic workload is"),

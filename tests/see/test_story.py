@@ -56,7 +56,7 @@ def test_a_story(tmp_path: Path) -> None:
         (2, 6, "runs: decode, 1 token each; offered by stall_free"),
         (7, 7, "evicted, as it lacked blocks itself: preemption of stall_free named it"),
         (8, 8, "runs: 9 tokens, all that was pending beside 12 cached; offered by stall_free"),
-        (9, 9, "runs: decode, 1 token; offered by stall_free"),
+        (9, 9, "runs: decode, 1 token; repeated: stall_free is stationary, and was not asked again"),
         (None, None, "ends: max_tokens reached"),
     ]
     assert told(path, "r4")[-2:] == [

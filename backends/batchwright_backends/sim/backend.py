@@ -149,7 +149,7 @@ class SimBackend(Backend):
             ends.append(now + self._rounded(seconds, batch.step_index))
             return Ahead(lambda: np.array([self._tokens.draw(batch.seeds, batch.output_indices)]), ends, self._draw)
         ride, index, when = self._ride_of(riders), batch.step_index, riders.when
-        num_asked, plain = most if until_ns is None else 1, self._noise is None
+        num_asked, plain, last = most if until_ns is None else 1, self._noise is None, 1
         while len(ends) < most and (until_ns is None or now < until_ns):
             for seconds in ride.seconds(when + len(ends), min(num_asked, most - len(ends))):
                 if until_ns is not None and now >= until_ns:

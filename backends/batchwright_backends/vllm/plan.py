@@ -108,8 +108,9 @@ class Plan:
         except Exception as error:
             raise self._error("admission", "raised", f"it raised {type(error).__name__}: {error}", error) from error
         finally:
-            if hasattr(offers, "close"):
-                offers.close()
+            close = getattr(offers, "close", None)
+            if close is not None:
+                close()
 
     def undo(self) -> None:
         """The policy's plan stands in no request any more."""

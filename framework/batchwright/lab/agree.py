@@ -144,7 +144,7 @@ def _check(first: Comparison, second: Comparison) -> None:
             f"the backends ran different arms, {', '.join(arms[0])} and {', '.join(arms[1])}: run the same on both"
         )
     if len(arms[0]) < 2:
-        raise ComparisonError(f"there is one arm, {arms[0][0]!r}: two are needed for a difference to agree on")
+        raise ComparisonError(f"there is one arm, {first.runs[0].arm!r}: two are needed for a difference to agree on")
     if first.seeds != second.seeds:
         seeds = [", ".join(map(str, c.seeds)) for c in (first, second)]
         raise ComparisonError(f"the backends ran different seeds, {seeds[0]} and {seeds[1]}: run the same on both")

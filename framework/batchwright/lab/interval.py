@@ -44,7 +44,8 @@ def interval_of_draws(base: Floats, other: Floats, num_blocks: int, level: float
     So few blocks give percentiles that are too narrow: they are taken where Student's t of ``num_blocks - 1`` degrees
     of freedom lies on the scale of the draws, sqrt(n / (n - 1)) t (Hesterberg, The American Statistician 69, 2015: the
     expanded percentile interval). Where fewer than 10 draws are farther out than that, each side is taken where there
-    are 10, and stretched from the median in proportion, on the scale of standard normal deviations.
+    are 10, and stretched from the median in proportion, on the scale of standard normal deviations. Where both arms are
+    above 0 in every draw this is done with the logarithm of their ratio: no share falls below -100%.
 
     Args:
         base, other: float64[draws]: the statistic of each arm; not finite where it is undefined.
@@ -61,6 +62,9 @@ def interval_of_draws(base: Floats, other: Floats, num_blocks: int, level: float
         if len(base) < _DEFINED * len(defined):
             return None
     stretch = t_quantile((1 + level) / 2, max(num_blocks - 1, 1)) * math.sqrt(num_blocks / max(num_blocks - 1, 1))
+    if at > 0 and (base > 0).all() and (other > 0).all():
+        less, more = np.expm1(_stretched(np.log(other / base), stretch)).tolist()
+        return Interval(less * at, more * at, less, more, level)
     low, high = _stretched(other - base, stretch)
     return Interval(low, high, low / at, high / at, level) if at > 0 else Interval(low, high, None, None, level)
 

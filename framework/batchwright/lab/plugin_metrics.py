@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -82,7 +82,7 @@ def checked_metric(name: str, value: object) -> RunMetric | RequestMetric:
             raise PluginError(f"metric {name!r}: better must be 'lower', 'higher' or None, not {value.better!r}")
         return value
     if callable(value) and not isinstance(value, type):
-        return RunMetric(value)
+        return RunMetric(cast("Callable[[RunRecord], Number]", value))
     raise PluginError(
         f"metric {name!r} must be a batchwright.lab.RunMetric, a RequestMetric or a function of a run's record, not "
         f"{value!r}"
