@@ -199,7 +199,7 @@ def test_the_demo_shows_what_the_readme_says(tmp_path: Path) -> None:
     assert call(["batchwright", "ab", *arms, *command[4:], "--quiet", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     (shown,) = [b.text for b in blocks(ROOT / "README.md", "text") if b.mark == "demo"]
-    rows = re.findall(r"^(\w+) (\w+) \(ms\) +([\d,.]+) +([\d,.]+) .* (better|worse)$", shown, re.M)
+    rows = re.findall(r"^(\w+) (\w+) \(ms\)[ *]+([\d,.]+) +([\d,.]+) .* (better|worse)$", shown, re.M)
     assert len(rows) >= 3
     for kind, latency, *values, verdict in rows:
         name = f"{kind.lower()}_{latency.lower()}_ms"
