@@ -144,8 +144,8 @@ def test_intervals_of_seeds_hold_as_often_as_they_say(num: int, ratio: float) ->
     rng = np.random.default_rng([num, int(10 * ratio)])
     missed, rounds = 0, 2000
     for _ in range(rounds):
-        within = rng.chisquare(29, num) / 29 * (29 / 30)
-        values = rng.normal(0, (1 + ratio) ** 0.5, num)
+        within = (rng.chisquare(29, num) / 29 * (29 / 30)).tolist()
+        values = rng.normal(0, (1 + ratio) ** 0.5, num).tolist()
         found = interval_of_seeds(values, within, 30, 0.0, 0.95)
         assert found is not None
         missed += not found.low <= 0 <= found.high

@@ -132,7 +132,7 @@ def test_summaries_are_means_and_the_values_of_each_seed_stand_beside() -> None:
         values = found.spread[arm]["mean_itl_ms"]
         assert values == [one.summaries[arm]["mean_itl_ms"] for one in alone]
         assert len(values) == len(set(values)) == 3
-        assert found.summaries[arm]["mean_itl_ms"] == pytest.approx(fmean(values))
+        assert found.summaries[arm]["mean_itl_ms"] == pytest.approx(fmean(v for v in values if v is not None))
         assert found.loads[arm].waited == pytest.approx(fmean(one.loads[arm].waited for one in alone))
     assert found.decisions_differ["b"] == pytest.approx(
         fmean(compare([found.of("a")[s], found.of("b")[s]]).decisions_differ["b"] for s in range(3))
@@ -145,6 +145,7 @@ def test_one_number_metrics_have_intervals_and_verdicts() -> None:
     found = ab({"a": config(), "b": config(1, max_num_seqs=4)}, load, seeds=6)
     verdict = found.verdict("output_throughput")
     assert verdict.words == "worse" and verdict.num_seeds == 6
+    assert verdict.interval is not None and verdict.difference is not None and verdict.base is not None
     assert verdict.interval.low < verdict.difference < verdict.interval.high < 0
     assert verdict.interval.relative_high == pytest.approx(verdict.interval.high / verdict.base)
     text = format_report(found)

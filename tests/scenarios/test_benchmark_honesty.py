@@ -117,8 +117,9 @@ def test_b3_refused_requests_count_as_missed() -> None:
     assert found.summaries["wide"]["slo_attainment"] == 1
     line = next(line for line in found.closing if line.startswith("narrow: "))
     assert f"{refused} refused of 40 requests; its latencies are of the others only" in line
-    assert found.verdict("request_goodput").words in ("worse", "no difference shown")
-    assert found.verdict("request_goodput").difference < 0
+    verdict = found.verdict("request_goodput")
+    assert verdict.words in ("worse", "no difference shown")
+    assert verdict.difference is not None and verdict.difference < 0
 
 
 def test_b4_a_request_of_one_token_has_no_tpot_and_is_counted() -> None:
