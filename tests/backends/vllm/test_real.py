@@ -19,7 +19,7 @@ from batchwright_backends.torch.models import ensure_model
 if not os.environ.get("BATCHWRIGHT_REAL_VLLM"):
     pytest.skip("minutes long: make check-vllm", allow_module_level=True)
 
-TINY = 40
+TINY = 24
 """Blocks that 16 requests at a time do not fit in."""
 
 
