@@ -98,7 +98,7 @@ def test_dependence_within_blocks_widens_the_interval() -> None:
         noise = np.repeat(rng.normal(0, 1, (2, 100)), 10, axis=1)
         boot = BlockBootstrap(1000, seed)
         base, other = (boot.means(Samples(10 + n, np.arange(1000))) for n in noise)
-        found = interval_of_draws(base, other, boot.num_blocks, 0.99, 10.0)
+        found = interval_of_draws((base, other), boot.num_blocks, 0.99, 10 + noise[0].mean(), 10 + noise[1].mean())
         assert found is not None
         wrong += not found.low <= 0 <= found.high
     assert wrong <= 5  # 1% is expected; 99% intervals over independent requests are wrong in about 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from batchwright.errors import ConfigError
 from batchwright.lab.family import LEVEL, PRIMARY, Family, share_of
-from batchwright.lab.interval import interval_of_draws, interval_of_seeds
+from batchwright.lab.interval import Floats, interval_of_draws, interval_of_seeds
 from batchwright.lab.metrics import METRICS
 from batchwright.lab.shown import SHOWN
 from batchwright.lab.student import t_quantile
@@ -42,17 +43,17 @@ def test_t_of_many_degrees_is_normal() -> None:
 # One run -----------------------------------------------------------------------------------------------------------
 
 
-def test_percentiles_are_stretched_to_students_t() -> None:
-    """Of normal draws the interval is the mean and t standard errors, also far beyond the last draw."""
+def test_it_is_students_t_and_the_error_of_the_draws() -> None:
+    """At any level, also far beyond the last draw."""
     rng = np.random.default_rng(0)
-    base = np.full(200_000, 10.0)
-    other = base + rng.normal(1, 0.1, 200_000)
+    base = np.full(2000, 0.0)
+    other = base + rng.normal(1, 0.1, 2000)
     for level in (0.95, 0.99, 0.9999):
-        found = interval_of_draws(base, other, 30, level, 10.0)
+        found = interval_of_draws((base, other), 30, level, 0.0, 1.0)
         assert found is not None and found.level == level
-        half = t_quantile((1 + level) / 2, 29) * 0.1 * (30 / 29) ** 0.5
-        assert (found.low, found.high) == pytest.approx((1 - half, 1 + half), abs=0.01)
-        assert (found.relative_low, found.relative_high) == pytest.approx((found.low / 10, found.high / 10), rel=1e-6)
+        half = t_quantile((1 + level) / 2, 29) * float(other.std()) * (30 / 29) ** 0.5
+        assert (found.low, found.high) == pytest.approx((1 - half, 1 + half))
+        assert found.relative_low is None  # base can be 0
 
 
 def test_shares_leave_out_0_where_the_difference_does() -> None:
@@ -60,7 +61,8 @@ def test_shares_leave_out_0_where_the_difference_does() -> None:
     rng = np.random.default_rng(0)
     base = rng.lognormal(2, 1, 20_000)
     for factor in (1.2, 1.5, 3.0):
-        found = interval_of_draws(base, base * factor + rng.normal(0, 0.5, 20_000), 5, 0.99, 10.0)
+        other = base * factor + rng.normal(0, 0.5, 20_000)
+        found = interval_of_draws((base, other), 5, 0.99, 10.0, 10 * factor)
         assert found is not None and found.relative_low is not None and found.relative_high is not None
         assert (found.relative_low > 0) == (found.low > 0)
         assert (found.relative_low, found.relative_high) == pytest.approx((found.low / 10, found.high / 10))
@@ -70,47 +72,76 @@ def test_no_share_is_below_all_of_it() -> None:
     """An arm that takes a seventh, give or take; at a level that asks for what is far beyond the draws."""
     rng = np.random.default_rng(3)
     base = rng.normal(130, 10, 2000)
-    found = interval_of_draws(base, base / 7 * rng.lognormal(0, 0.3, 2000), 5, 0.999, 130.0)
+    other = base / 7 * rng.lognormal(0, 0.3, 2000)
+    found = interval_of_draws((base, other), 5, 0.999, 130.0, 130 / 7)
     assert found is not None and found.relative_low is not None and found.relative_high is not None
     assert -1 < found.relative_low < -6 / 7 < found.relative_high
-    back = interval_of_draws(base / 7, base, 5, 0.999, 130 / 7)
-    again = interval_of_draws(base, base / 7, 5, 0.999, 130.0)
-    assert back is not None and again is not None and back.relative_low is not None and again.relative_high is not None
-    assert 1 + back.relative_low == pytest.approx(1 / (1 + again.relative_high))  # whichever arm is the first
+    back = interval_of_draws((other, base), 5, 0.999, 130 / 7, 130.0)
+    assert back is not None and back.relative_low is not None
+    assert 1 + back.relative_low == pytest.approx(1 / (1 + found.relative_high))  # whichever arm is the first
 
 
-def test_a_skewed_statistic_has_a_skewed_interval() -> None:
-    draws = np.random.default_rng(1).lognormal(0, 0.5, 100_000)
-    found = interval_of_draws(np.zeros(100_000), draws, 30, 0.99, 0.0)
-    assert found is not None and found.relative_low is None  # base can be 0
-    assert found.high - 1 > 2 * (1 - found.low)
+def test_an_interval_past_all_numbers_is_infinite() -> None:
+    draws = np.exp(np.linspace(-200, 200, 100))
+    found = interval_of_draws((np.ones(100), draws), 5, 0.999, 1.0, 1.0)
+    assert found is not None and (found.low, found.high) == (-1.0, math.inf)
 
 
 def test_a_statistic_that_is_undefined_in_many_draws_has_no_interval() -> None:
     draws = np.ones(1000)
     draws[:11] = np.nan
-    assert interval_of_draws(draws, np.ones(1000), 30, 0.99, 1.0) is None
-    assert interval_of_draws(draws[:1000], np.ones(1000) * 2, 30, 0.99, 1.0) is None
+    assert interval_of_draws((draws, np.ones(1000)), 30, 0.99, 1.0, 1.0) is None
+    assert interval_of_draws((np.ones(1000) * 2, draws), 30, 0.99, 2.0, 1.0) is None
     draws[1:] = 1
-    assert interval_of_draws(draws, np.ones(1000) * 2, 30, 0.99, 1.0) is not None
+    assert interval_of_draws((draws, np.ones(1000) * 2), 30, 0.99, 1.0, 2.0) is not None
+
+
+@pytest.mark.parametrize("num", [5, 8, 20])
+def test_intervals_of_a_run_hold_as_often_as_they_say(num: int) -> None:
+    """Of few blocks, at the level that a table of twenty metrics asks for: percentiles do not."""
+    rng = np.random.default_rng(num)
+    missed, rounds = 0, 2000
+    weights = rng.multinomial(num, np.full(num, 1 / num), size=400) / num
+    for _ in range(rounds):
+        one, two = np.exp(rng.normal(0, 0.1, (2, num)))
+        found = interval_of_draws((weights @ one, weights @ two), num, 0.99, float(one.mean()), float(two.mean()))
+        assert found is not None
+        missed += not found.low <= 0 <= found.high
+    assert missed / rounds < 0.017  # of 1%; 2000 rounds stray by 0.2%
 
 
 # Seeds -------------------------------------------------------------------------------------------------------------
 
 
 def test_without_blocks_it_is_the_paired_t() -> None:
-    """One-number metrics: 5 differences of mean 2 and variance 2.5."""
-    found = interval_of_seeds([0.0, 1.0, 2.0, 3.0, 4.0], None, 30, 20.0, 0.95)
+    """One-number metrics, 0 in one seed: 5 differences of mean 2 and variance 2.5."""
+    base = [0.0, 20.0, 20.0, 20.0, 40.0]
+    found = interval_of_seeds(base, [b + d for b, d in zip(base, range(5), strict=True)], None, 30, 0.95)
     assert found is not None
     half = 2.7764 * (2.5 / 5) ** 0.5
     assert (found.low, found.high) == pytest.approx((2 - half, 2 + half), abs=1e-3)
     assert (found.relative_low, found.relative_high) == pytest.approx((found.low / 20, found.high / 20))
 
 
+def test_of_seeds_above_0_it_is_the_ratio_of_means() -> None:
+    """An arm that takes a hundredth, in seeds that differ widely: differences would reach below all of it."""
+    base, other = [10.0, 20.0, 60.0], [0.1, 0.4, 0.4]
+    found = interval_of_seeds(base, other, None, 30, 0.95)
+    assert found is not None and found.relative_low is not None and found.relative_high is not None
+    residuals = np.asarray(other) / 0.3 - np.asarray(base) / 30
+    half = 4.3027 * (float(residuals.var(ddof=1)) / 3) ** 0.5
+    assert found.relative_low == pytest.approx(0.01 * math.exp(-half) - 1, abs=1e-6)
+    assert found.relative_high == pytest.approx(0.01 * math.exp(half) - 1, abs=1e-6)
+    back = interval_of_seeds(other, base, None, 30, 0.95)
+    assert back is not None and back.relative_low is not None
+    assert 1 + back.relative_low == pytest.approx(1 / (1 + found.relative_high))
+
+
 def test_seeds_that_come_out_alike_by_chance_are_not_believed() -> None:
     """Two differences nearly equal; within each run blocks say that it may as well be 1 more or less."""
-    alone = interval_of_seeds([1.0, 1.001], None, 30, 10.0, 0.95)
-    found = interval_of_seeds([1.0, 1.001], [1.0, 1.0], 30, 10.0, 0.95)
+    base, other = [0.0, 0.0], [1.0, 1.001]
+    alone = interval_of_seeds(base, other, None, 30, 0.95)
+    found = interval_of_seeds(base, other, [_spread(1.0)] * 2, 30, 0.95)
     assert alone is not None and found is not None
     assert alone.low > 0.9 and found.low < 0
     half = t_quantile(0.975, 58) * (2 * 30 / 29 / 4) ** 0.5
@@ -122,34 +153,55 @@ def test_blocks_say_less_the_more_seeds_there_are() -> None:
     widths = []
     for num in (2, 20):
         values = rng.normal(0, 1, num)
-        values = (values - values.mean()) / values.std(ddof=1)
-        pair = [interval_of_seeds(values, within, 30, 0.0, 0.95) for within in (None, [1.0] * num)]
+        values = ((values - values.mean()) / values.std(ddof=1)).tolist()
+        pair = [interval_of_seeds([0.0] * num, values, draws, 30, 0.95) for draws in (None, [_spread(1.0)] * num)]
         assert pair[0] is not None and pair[1] is not None and pair[0].relative_low is None
         widths.append(pair[1].high / pair[0].high)
     assert widths[0] < 0.5  # of two, they replace a t of one degree of freedom
     assert 1 < widths[1] < 1.06
 
 
-def test_the_same_count_apart_every_time_may_be_chance() -> None:
-    assert interval_of_seeds([1.0] * 5, None, 30, 10.0, 0.95) is None  # a coin: 2 in 32
-    found = interval_of_seeds([1.0] * 6, None, 30, 10.0, 0.95)
-    assert found is not None and (found.low, found.high) == (1, 1)
-    none = interval_of_seeds([0.0, 0.0], None, 30, 10.0, 0.95)
+def test_blocks_that_are_undefined_in_one_seed_say_nothing() -> None:
+    draws = [_spread(1.0), (np.full(100, np.nan), np.ones(100))]
+    assert interval_of_seeds([1.0, 2.0], [2.0, 5.0], draws, 30, 0.95) == interval_of_seeds(
+        [1.0, 2.0], [2.0, 5.0], None, 30, 0.95
+    )
+
+
+@pytest.mark.parametrize("base", [0.0, 10.0])
+def test_the_same_count_apart_every_time_may_be_chance(base: float) -> None:
+    assert interval_of_seeds([base] * 5, [base + 1] * 5, None, 30, 0.95) is None  # a coin: 2 in 32
+    found = interval_of_seeds([base] * 6, [base + 1] * 6, None, 30, 0.95)
+    assert found is not None and (found.low, found.high) == pytest.approx((1, 1))
+    none = interval_of_seeds([base] * 2, [base] * 2, None, 30, 0.95)
     assert none is not None and (none.low, none.high) == (0, 0)
 
 
+def test_the_same_ratio_every_time_may_be_chance() -> None:
+    """Which differs by rounding only."""
+    base = [0.1, 0.3, 0.7]
+    assert interval_of_seeds(base, [b * 1.1 for b in base], None, 30, 0.95) is None
+
+
+@pytest.mark.parametrize("level", [0.0, 30.0])
 @pytest.mark.parametrize(("num", "ratio"), [(2, 0.5), (3, 0.5), (5, 0.0), (5, 1.0), (20, 0.0), (20, 4.0)])
-def test_intervals_of_seeds_hold_as_often_as_they_say(num: int, ratio: float) -> None:
-    """``ratio``: variance between seeds that blocks do not see, over that which they see."""
+def test_intervals_of_seeds_hold_as_often_as_they_say(num: int, ratio: float, level: float) -> None:
+    """``ratio``: variance between seeds that blocks do not see, over that which they see; ``level``: of both arms."""
     rng = np.random.default_rng([num, int(10 * ratio)])
     missed, rounds = 0, 2000
     for _ in range(rounds):
-        within = (rng.chisquare(29, num) / 29 * (29 / 30)).tolist()
-        values = rng.normal(0, (1 + ratio) ** 0.5, num).tolist()
-        found = interval_of_seeds(values, within, 30, 0.0, 0.95)
+        draws = [_spread(v, level) for v in rng.chisquare(29, num) / 29 * (29 / 30)]
+        values = (level + rng.normal(0, (1 + ratio) ** 0.5, num)).tolist()
+        found = interval_of_seeds([level] * num, values, draws, 30, 0.95)
         assert found is not None
         missed += not found.low <= 0 <= found.high
     assert missed / rounds < 0.065  # of 5%; 2000 rounds stray by 0.5%
+
+
+def _spread(variance: float, level: float = 0.0) -> tuple[Floats, Floats]:
+    """Draws of two arms whose differences have just this variance."""
+    strays = np.tile([-1.0, 1.0], 50) * variance**0.5
+    return np.full(100, level), level + strays
 
 
 # Many tests --------------------------------------------------------------------------------------------------------

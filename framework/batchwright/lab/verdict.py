@@ -136,7 +136,7 @@ class Judge:
         base, value = _mean([one[k] for k in known]), _mean([two[k] for k in known])
         assert base is not None and value is not None
         same = all(_same(name, *pairs[k]) for k in known)
-        found = None if same or level is None else self._interval(name, pairs, draws, known, base, level)
+        found = None if same or level is None else self._interval(name, pairs, draws, known, level)
         words = NO_DIFFERENCE if same else _words(metric, found, level is not None)
         return Verdict(arm, name, base, value, value - base, found, words, len(known))
 
@@ -146,20 +146,14 @@ class Judge:
         pairs: Sequence[tuple[Evidence, Evidence]],
         draws: Sequence[tuple[dict[str, Floats], dict[str, Floats]]],
         known: Sequence[int],
-        base: float,
         level: float,
     ) -> Interval | None:
-        first = pairs[known[0]][0]
-        if len(known) == 1:
-            one, two = draws[known[0]]
-            if name not in one or name not in two or first.num_requests < MIN_REQUESTS:
-                return None
-            return interval_of_draws(one[name], two[name], _num_blocks(*pairs[known[0]]), level, base)
-        differences = [_number(pairs[k][1], name) - _number(pairs[k][0], name) for k in known]
-        spread = [_spread(draws[k][0].get(name), draws[k][1].get(name)) for k in known]
-        within = [v for v in spread if v is not None]
+        one, two = ([_number(pairs[k][which], name) for k in known] for which in (0, 1))
+        drawn = [(draws[k][0][name], draws[k][1][name]) for k in known if name in draws[k][0] and name in draws[k][1]]
         num_blocks = min(_num_blocks(*pairs[k]) for k in known)
-        return interval_of_seeds(differences, within if len(within) == len(known) else None, num_blocks, base, level)
+        if len(known) == 1:
+            return interval_of_draws(drawn[0], num_blocks, level, one[0], two[0]) if drawn else None
+        return interval_of_seeds(one, two, drawn if len(drawn) == len(known) else None, num_blocks, level)
 
     def _tested(self, pairs: Sequence[tuple[Evidence, Evidence]], several: bool) -> list[str]:
         """Metrics that can get an interval: those that are better one way; of single runs, with a value a request."""
@@ -221,15 +215,6 @@ def _same(name: str, base: Evidence, other: Evidence) -> bool:
     if one is None or two is None:
         return bool(base.summary[name] == other.summary[name])
     return np.array_equal(one.values, two.values) and np.array_equal(one.owners, two.owners)
-
-
-def _spread(base: Floats | None, other: Floats | None) -> float | None:
-    """Variance of the difference over the draws; None where there are none, or it is undefined in many."""
-    if base is None or other is None:
-        return None
-    differences = other - base
-    differences = differences[np.isfinite(differences)]
-    return float(differences.var()) if len(differences) >= 0.99 * len(base) else None
 
 
 def _number(run: Evidence, name: str) -> float:
