@@ -370,6 +370,42 @@ def test_resampling_draws_arrivals_too_and_seeds_differ() -> None:
         resampled(load, 0, block=0)
 
 
+def test_no_copy_of_a_block_finds_its_own_prompts_in_the_cache() -> None:
+    """As in Mooncake's traces, whose rows know of no session: hash ids alone say that turns go on from each other."""
+    ids = [tuple(range(10 * talk, 10 * talk + turn)) for talk in range(8) for turn in range(1, 5)]
+    rows = tuple(
+        WorkloadRow(place * 10**9, 16 * len(own), 1, prefix_ids=own, prefix_block_size=16)
+        for place, own in enumerate(ids)
+    )
+    for seed in range(20):
+        drawn = [row.prefix_ids for row in resampled(Workload("talks", rows, "talks"), seed, block=8).rows]
+        firsts = [own for own in drawn if len(own) == 1]
+        assert len(firsts) == len(set(firsts)), "two copies of a first turn are two prompts"
+        for place in range(len(drawn) - 1):
+            this, following = drawn[place], drawn[place + 1]
+            if (place + 1) % 8 and len(following) == len(this) + 1:
+                assert following[:-1] == this, "within a block turns still go on from each other"
+
+
+def test_what_was_there_before_a_block_may_be_found_by_every_copy_of_it() -> None:
+    rows = [WorkloadRow(i * 10**9, 32, 1, prefix_ids=(7, 100 + i), prefix_block_size=16) for i in range(40)]
+    drawn = resampled(Workload("x", tuple(rows), "x"), 3, block=1).rows
+    kept = [row for row in drawn if row.prefix_ids[0] == 7]
+    assert len(kept) > 35, "only copies of the row that brought it have it anew"
+    assert len({row.prefix_ids for row in drawn}) == 40
+
+
+def test_a_longer_workload_goes_on_from_a_shorter_one() -> None:
+    load = load_workload("synthetic:rate=5,n=40,prompt=uniform(1,999)")
+    three, short = resampled(load, 1, num=120), resampled(load, 1, num=10)
+    assert len(three) == 120 and len(short) == 10
+    assert three.rate == pytest.approx(load.rate) == short.rate
+    lengths = [[row.num_prompt_tokens for row in one.rows] for one in (three, short)]
+    assert lengths[0][:10] == lengths[1]
+    with pytest.raises(WorkloadError, match="num must be a whole number of at least 1, not 0"):
+        resampled(load, 0, num=0)
+
+
 @quick
 @given(specs=st.lists(st.one_of(sessions, programs), min_size=1, max_size=3))
 def test_merging_keeps_order_rows_and_what_is_shared(specs: list[str]) -> None:

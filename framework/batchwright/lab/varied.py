@@ -17,12 +17,18 @@ _SYNTHETIC = "synthetic:"
 _SEED = re.compile(r"(?:^|(?<=,))\s*seed\s*=\s*(\d+)\s*(?=,|$)")
 
 
-def varied(workload: Workload, seed: int) -> Workload:
+def varied(workload: Workload, seed: int, length: float = 1.0) -> Workload:
     """Another workload of the same kind; equal seeds give equal ones.
 
     A synthetic one is drawn again, with the seed added to its own. Any other, and one that was cut or merged since it
     was drawn, is put together from blocks of sessions that follow each other (see
     :func:`~batchwright.lab.resampling.resampled`), each a thirtieth of it.
+
+    Args:
+        workload: to vary.
+        seed: of what is drawn.
+        length: how many times as long it is to be, at the same rate; where that is not 1, even a synthetic one is put
+            together from blocks.
 
     Raises:
         WorkloadError: its rows are read lazily.
@@ -32,11 +38,12 @@ def varied(workload: Workload, seed: int) -> Workload:
             f"workload {workload.name!r} is read lazily, and cannot be drawn anew: read it as a whole, or leave its "
             "arrivals as they are (--no-resample)"
         )
-    again = _drawn_again(workload, seed)
+    again = _drawn_again(workload, seed) if length == 1 else None
     if again is not None:
         return again
-    block = -(-len(sessions_of(workload.rows)) // NUM_BLOCKS)
-    return replace(resampled(workload, seed, block=max(1, block)), name=workload.name)
+    num = len(sessions_of(workload.rows))
+    drawn = resampled(workload, seed, block=max(1, -(-num // NUM_BLOCKS)), num=max(1, round(num * length)))
+    return replace(drawn, name=workload.name)
 
 
 def _drawn_again(workload: Workload, seed: int) -> Workload | None:
