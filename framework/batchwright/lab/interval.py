@@ -23,6 +23,9 @@ Draws = tuple[Floats, Floats]
 _DEFINED = 0.99
 """Share of the draws in which a statistic must be defined, for their variance to say something."""
 
+_FARTHEST = 20.0
+"""Logarithm of a ratio beyond which an end says no more than that nothing is known: 485 million times."""
+
 _ALIKE = 1e-12
 """Values that differ by no more than this share of themselves differ by rounding."""
 
@@ -139,15 +142,8 @@ def _around(middle: float, half: float, ratio: bool, base: float, level: float) 
     """On the scale of the difference, and as shares of the first arm's value."""
     low, high = middle - half, middle + half
     if ratio:
-        less, more = (_expm1(end) for end in (low, high))
+        less, more = (math.expm1(min(end, _FARTHEST)) for end in (low, high))
         return Interval(less * base, more * base, less, more, level)
     if not base > 0:
         return Interval(low, high, None, None, level)
     return Interval(low, high, low / base, high / base, level)
-
-
-def _expm1(value: float) -> float:
-    try:
-        return math.expm1(value)
-    except OverflowError:
-        return math.inf

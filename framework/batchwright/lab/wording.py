@@ -6,6 +6,7 @@ from batchwright.lab.metrics import Metric
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
 
 NONE = "-"
+_MOST = 100.0
 
 
 def number(metric: Metric, value: float | int | None) -> str:
@@ -45,5 +46,7 @@ def _change(metric: Metric, by: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A signed share in percent, without the sign for it."""
+    """A signed share in percent, without the sign for it; of more than a hundred times only that it is that."""
+    if share > _MOST:
+        return f">{100 * _MOST:+,.0f}"
     return f"{100 * share:+.{0 if abs(share) >= 1 else 1}f}"

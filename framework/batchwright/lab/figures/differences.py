@@ -19,6 +19,7 @@ from batchwright.lab.figures.shown import shown_metrics, verdicts_of
 from batchwright.lab.figures.style import FAINT, INK
 from batchwright.lab.metrics import Metric
 from batchwright.lab.verdict import BETTER, WORSE, Verdict
+from batchwright.lab.wording import percent
 
 DIFFERENCES = "differences"
 _ROW_IN = 0.165
@@ -98,7 +99,7 @@ def _row(arm: Arm, metric: Metric, verdict: Verdict | None) -> _Row | None:
 
 def _said(row: _Row, several: bool) -> str:
     who = f" of {row.arm.said}" if several else ""
-    return f"{row.label}{who} {row.word}: {row.middle:+.1%} [{row.low:+.1%}, {row.high:+.1%}]"
+    return f"{row.label}{who} {row.word}: {percent(row.middle)}% [{percent(row.low)}, {percent(row.high)}]"
 
 
 def _place(share: float) -> float:
