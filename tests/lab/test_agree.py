@@ -188,7 +188,7 @@ def test_a_row_has_both_differences_the_sign_and_the_intervals() -> None:
     for verdict in compared.agreement("mean_itl_ms").verdicts:
         value = verdict.to_json()
         low, high = 100 * value["relative_low"], 100 * value["relative_high"]
-        assert f"{100 * (verdict.relative or 0):+.0f}% [{low:+.0f}, {high:+.0f}]" in line
+        assert f"{100 * (verdict.relative or 0):+.1f}% [{low:+.1f}, {high:+.1f}]" in line
     assert line.split()[-2:] == ["opposite", "apart"]
     assert lines(held(1.3, 1.3))["Mean ITL (ms)"].split()[-2:] == ["agree", "overlap"]
     assert lines(held(1.3, 1.0))["Mean ITL (ms)"].split()[-3:-1] == ["only", "sim"]

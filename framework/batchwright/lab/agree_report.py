@@ -14,6 +14,7 @@ from batchwright.lab.agree import AGREE, ALIKE, NEITHER, ONLY_FIRST, ONLY_SECOND
 from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.shown import SHOWN
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
+from batchwright.lab.wording import percent
 
 _STYLES = {AGREE: "green", OPPOSITE: "red"}
 _NONE = "-"
@@ -109,13 +110,9 @@ def _difference(metric: Metric, verdict: Verdict) -> str:
         return f"{verdict.difference * metric.scale:+,.{metric.decimals}f}"
     interval = verdict.interval
     if interval is None or interval.relative_low is None or interval.relative_high is None:
-        return f"{_percent(verdict.relative)}%"
-    low, high = _percent(interval.relative_low), _percent(interval.relative_high)
-    return f"[{low}%, {high}%]" if verdict.words == NOT_SHOWN else f"{_percent(verdict.relative)}% [{low}, {high}]"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f}"
+        return f"{percent(verdict.relative)}%"
+    low, high = percent(interval.relative_low), percent(interval.relative_high)
+    return f"[{low}%, {high}%]" if verdict.words == NOT_SHOWN else f"{percent(verdict.relative)}% [{low}, {high}]"
 
 
 def _closing(compared: BackendsCompared) -> Iterator[str]:
