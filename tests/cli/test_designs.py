@@ -124,7 +124,10 @@ def test_a_sweep_goes_on_in_its_folder(cli: Cli) -> None:
         (("capacity", "vllm_v1", "--slo", "tfft_p99<1"), "unknown metric of --slo 'tfft_p99'; did you mean 'ttft_p99'"),
         (("capacity", "vllm_v1", "--slo", "ttft_p99<1000"), "1000 s are hardly meant; write ttft_p99<1000ms"),
         (("capacity", "vllm_v1", "--slo", "ttft_p99"), "put it into quotes: a shell takes < and > for itself"),
-        (("capacity", "vllm_v1", "--slo", "ttft_p99<1", "--concurrency", "3"), "has no rate to raise"),
+        (
+            ("capacity", "vllm_v1", "--slo", "ttft_p99<1", "--concurrency", "4", "--duration", "3"),
+            "how long 4 users take follows from the answers that they get. Each offers 50 requests",
+        ),
         (("capacity", "vllm_v1", "--slo", "ttft_p99<1", "--seeds", "x"), "--seeds x: expected how many"),
         (("tune", "stall_free"), "there is nothing to tune: say what and within which range"),
         (("tune", "stall_free", "--over", "rate=int(1,2)"), "'rate' is no setting of the arm"),
@@ -150,6 +153,32 @@ def test_a_capacity_has_a_row_an_arm(cli: Cli) -> None:
     assert found["arms"]["b"]["rate"] > found["arms"]["vllm_v1"]["rate"]
     assert "b carries" in answer.out and "no request has objectives" not in answer.out
     assert f"{found['arms']['b']['rate']:,.4g}" in answer.out
+
+
+def test_a_capacity_in_users_and_one_of_a_duration(cli: Cli) -> None:
+    command = ("capacity", "vllm_v1", "--slo", "itl_p99<0.02", "--seeds", "1", "--tolerance", "1", "--json", "o.json")
+    answer = cli(*command, "--workload", HEAVY, "--concurrency", "2", "--highest", "8")
+    assert answer.code in (0, 1) and "capacity (users)" in answer.out
+    points = json.loads(Path("o.json").read_text())["arms"]["vllm_v1"]["points"]
+    assert all(point["num_requests"] == 5 * point["concurrency"] for point in points)
+    spec = HEAVY.replace("rate=16", "rate=4")
+    # With all that else the command line says of the workload.
+    options = (
+        "--duration",
+        "2",
+        "--lowest",
+        "2",
+        "--highest",
+        "8",
+        "--rule",
+        "*: priority=1",
+        "--declared-max-tokens",
+        "9",
+    )
+    answer = cli(*command, "--workload", spec, *options)
+    assert "2 s of arrivals, one seed" in answer.out
+    points = json.loads(Path("o.json").read_text())["arms"]["vllm_v1"]["points"]
+    assert len(points) > 1 and all(point["num_requests"] == round(2 * point["rate"]) for point in points)
 
 
 def test_without_a_load_that_meets_them_the_exit_code_says_so(cli: Cli) -> None:

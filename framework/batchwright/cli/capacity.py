@@ -53,22 +53,37 @@ def capacity(
         float, typer.Option("--tolerance", metavar="SHARE", help="The search ends within this share of the edge.")
     ] = 0.05,
     lowest: Annotated[
-        float | None, typer.Option("--lowest", metavar="R", help="The lowest load to try, in requests a second.")
+        float | None,
+        typer.Option("--lowest", metavar="R", help="The lowest load to try, in requests a second, or users."),
     ] = None,
     highest: Annotated[
-        float | None, typer.Option("--highest", metavar="R", help="The highest load to try, in requests a second.")
+        float | None, typer.Option("--highest", metavar="R", help="The highest load to try, likewise.")
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            "--duration",
+            metavar="S",
+            help="Offer each load for S seconds: how many requests these are follows from the rate.",
+        ),
     ] = None,
 ) -> None:
     """Find the largest load at which policies meet their objectives.
 
     An arm is written as for batchwright ab. The workload's arrivals are made faster and slower until one load meets
     every objective of --slo and the next does not. The load is tried as it is, doubled or halved until the edge is in
-    between, and then halved in; loads beside the edge are tried too, to notice where the answer is not monotone.
+    between, and then halved in; loads beside the edge are tried too, to notice where the answer is not monotone. In a
+    closed loop (--concurrency N) the load is the number of users, from N up and down, each with as many requests.
+
+    Without --duration each load has as many requests as the workload, so that a high rate is a short run, in which a
+    backlog has little time to grow.
 
     \b
     Examples:
       batchwright capacity vllm_v1 stall_free --slo 'ttft_p99<1,itl_p99<0.05'
       batchwright capacity vllm_v1 --slo 'ttft=1,tpot=0.05,goodput>0.95' --jobs 4
+      batchwright capacity vllm_v1 sjf --slo 'ttft_p99<1' --duration 120
+      batchwright capacity vllm_v1 sjf --slo 'ttft_p99<1' --concurrency 16
       batchwright capacity vllm_v1 srpt --slo 'p99_ttft_ms<2000' \\
         --workload trace.csv --tolerance 0.02
       batchwright capacity vllm_v1 vtc --slo 'e2el_p99<30' --out edge --resume
@@ -78,8 +93,8 @@ def capacity(
     JSON (p99_ttft_ms<1000, request_goodput>4) or short and in seconds (ttft_p99<1.0; any of p1 to p99.9, mean,
     median); goodput and finished are shares of all requests that were offered, refused and failed ones among them.
 
-    The table gives for each arm the load that it meets, the one that it does not, and what limits it there; and how
-    many times the load of the first arm each carries, with an interval over seeds.
+    The table gives for each arm its capacity, the first load that fails, and what limits it there. The lines below
+    compare the arms seed by seed: how many times the load of the first arm each carries, with an interval over seeds.
 
     Ctrl-C keeps what is done; with --out DIR every run is written down as it ends, and --resume goes on where it
     stopped.
@@ -93,7 +108,8 @@ def capacity(
     from batchwright.cli.program import FAILED, INTERRUPTED, OK
     from batchwright.errors import ConfigError
     from batchwright.lab.designs.bounds import EXAMPLE, goals_of, split_slo
-    from batchwright.lab.designs.capacity import Plan, run_capacity
+    from batchwright.lab.designs.capacity import run_capacity
+    from batchwright.lab.designs.capacity_plan import CapacityPlan
     from batchwright.lab.designs.capacity_report import format_capacity, print_capacity
     from batchwright.lab.repetition import parse_seeds
 
@@ -109,13 +125,14 @@ def capacity(
             f"--slo '{workload.slo},goodput>0.95'"
         )
     chosen = parse_seeds(seeds.seeds if seeds.seeds is not None else "5", engine.seed or 0)
-    plan = Plan.of(ground.setup.workload, bounds, chosen, confidence, tolerance, lowest, highest)
+    plan = CapacityPlan.of(ground.setup.workload, bounds, chosen, confidence, tolerance, lowest, highest, duration)
     details = {
         "slo": workload.slo,
         "confidence": confidence,
         "tolerance": tolerance,
         "lowest": plan.lowest,
         "highest": plan.highest,
+        "duration_s": plan.duration_s,
     }
     saved = ground.saved(files, "capacity", chosen, details)
     with show_progress(output.quiet, ground.starting) as progress:

@@ -17,7 +17,8 @@ from batchwright.lab.agree_report import format_agreement, print_agreement
 from batchwright.lab.arrival_times import ArrivalSpec, with_arrivals
 from batchwright.lab.arrivals import Arrivals
 from batchwright.lab.compare import Comparison, compare
-from batchwright.lab.designs.capacity import Capacities, capacity
+from batchwright.lab.designs.capacities import Capacities
+from batchwright.lab.designs.capacity import capacity
 from batchwright.lab.designs.capacity_report import format_capacity
 from batchwright.lab.designs.sweep import Sweep, sweep
 from batchwright.lab.designs.sweep_report import format_sweep

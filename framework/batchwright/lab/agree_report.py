@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from batchwright.lab.agree import AGREE, ALIKE, NEITHER, ONLY_FIRST, ONLY_SECOND, OPPOSITE, Agreement, BackendsCompared
 from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.printing import as_text, bullets
 from batchwright.lab.shown import SHOWN
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
 from batchwright.lab.wording import percent
@@ -27,10 +27,7 @@ def format_agreement(compared: BackendsCompared, width: int = 80) -> str:
         compared: one A/B on two backends.
         width: columns to fit into.
     """
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
-    print_agreement(compared, console)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return as_text(lambda console: print_agreement(compared, console), width)
 
 
 def print_agreement(compared: BackendsCompared, console: Console | None = None) -> None:
@@ -54,10 +51,7 @@ def print_agreement(compared: BackendsCompared, console: Console | None = None) 
         f"{first.family.level:.0%}."
     )
     parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
-    closing = Table.grid(padding=(0, 1))
-    for line in _closing(compared):
-        closing.add_row("*", Text(line))
-    console.print(Group(*parts, closing))
+    console.print(Group(*parts, bullets(_closing(compared))))
 
 
 def _header(compared: BackendsCompared) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from batchwright.lab.compare import PRIMARY_MARK, Comparison
 from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.printing import as_text, bullets
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.settings import differing_settings
 from batchwright.lab.shown import shown_metrics
@@ -65,10 +65,7 @@ def format_report(comparison: Comparison, width: int = 80, metrics: Sequence[Met
         width: columns to fit into.
         metrics: rows of the table; None: those that tell most.
     """
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
-    print_report(comparison, console, metrics)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return as_text(lambda console: print_report(comparison, console, metrics), width)
 
 
 def print_report(
@@ -86,10 +83,7 @@ def print_report(
     parts: list[RenderableType] = [*_header(comparison), table, *_classes(comparison), *_replicas(comparison)]
     if comparison.verdicts:
         parts.append(Text(comparison.method, style="dim"))
-    closing = Table.grid(padding=(0, 1))
-    for line in comparison.closing:
-        closing.add_row("*", Text(line))
-    console.print(Group(*parts, closing))
+    console.print(Group(*parts, bullets(comparison.closing)))
 
 
 def _header(comparison: Comparison) -> Iterator[RenderableType]:

@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from batchwright import EngineConfig
 from batchwright.errors import ConfigError
 from batchwright.lab import load_workload
-from batchwright.lab.designs.capacity import Capacities, capacity
+from batchwright.lab.designs.capacities import Capacities
+from batchwright.lab.designs.capacity import capacity
 from batchwright.lab.designs.capacity_report import format_capacity
 from batchwright.lab.executors import Task
 from batchwright.lab.experiment import RUNS
@@ -90,8 +92,11 @@ def test_the_ratio_of_two_arms_has_an_interval_that_holds_it() -> None:
     found = capacity(arms("a", "b"), LOAD, "ttft_p99<1.0", seeds=5, executor=MadeUp(ttft))
     (ratio,) = found.ratios
     assert ratio.low < 1.5 < ratio.high and ratio.high / ratio.low < 1.25 and ratio.num_seeds == 5
-    said = r"b carries 1\.\d+ times the load of a \[1\.4\d*, 1\.5\d*\]: more \(95% interval over 5 seeds\)"
+    said = r"b carries 1\.\d+ times the load of a \[1\.4\d*, 1\.5\d*\]: more \(95% interval over 5 seeds; mean edges at"
     assert re.search(said, closing(found))
+    assert ratio.ratio == pytest.approx(ratio.edge / ratio.base_edge) and 8 < ratio.base_edge < 13
+    assert all(arm.rate is not None and arm.rate < ratio.edge for arm in found.arms)
+    assert "an edge is where the one run of a seed stops meeting the objectives; a capacity is" in closing(found)
     one = capacity(arms("a", "b"), LOAD, "ttft_p99<1.0", seeds=1, executor=MadeUp(ttft))
     assert one.ratios[0].low < 1.5 < one.ratios[0].high
     assert "the interval is that of the brackets alone, from one seed" in closing(one)
@@ -196,7 +201,10 @@ def test_the_share_that_met_its_objectives_is_of_all_that_were_offered() -> None
         ({"seeds": 0}, "seeds must be a whole number of at least 1"),
         ({"slo": "ttft<1"}, "unknown metric of --slo 'ttft'; did you mean"),
         ({"workload": load_workload("synthetic:rate=inf,n=4")}, "no rate to raise: all its requests arrive at once"),
-        ({"workload": LOAD.closed(3)}, "has no rate to raise: its 3 users offer requests when others have ended"),
+        ({"workload": LOAD.closed(3), "lowest": 0.5}, "0.5 to 192 users: both are whole numbers"),
+        ({"workload": LOAD.closed(3), "highest": 1}, "1 to 1 users: both are whole numbers, the lowest at least 1"),
+        ({"workload": LOAD.closed(4), "duration_s": 9}, "Each offers 5 requests, at every load: take a longer"),
+        ({"duration_s": 0.0}, "duration must be a finite number of seconds above 0, not 0.0"),
         ({"configs": {"a": EngineConfig(policy="vllm_v2")}}, "arm a: unknown policy 'vllm_v2'"),
         ({"configs": {}}, "there is no arm to run"),
     ],
@@ -205,6 +213,57 @@ def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> No
     given = {"configs": arms(), "workload": LOAD, "slo": "ttft_p99<1", **options}
     with pytest.raises(ConfigError, match=words):
         capacity(executor=MadeUp(linear(10.0)), **given)  # type: ignore[arg-type]
+
+
+# For how long, and in a closed loop ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", ["synthetic", "sessions", "a trace"])
+def test_with_a_duration_the_number_of_requests_follows_from_the_rate(of: str) -> None:
+    """The requests of a smaller load are the first of a larger one's."""
+    spec = "synthetic:rate=8,n=20,prompt=uniform(1,99999),output=2,burstiness=100"
+    load = load_workload(f"{spec},turns=2" if of == "sessions" else spec)
+    load = replace(load, source="trace.csv") if of == "a trace" else load
+    tried = MadeUp(linear(13.0))
+    found = capacity(arms(), load, "ttft_p99<1.0", seeds=2, duration_s=30, executor=tried)
+    assert found.arms[0].rate == pytest.approx(12.7, rel=0.05)
+    lengths: dict[int, list[list[int | None]]] = {}
+    for task in sorted(tried.tasks, key=rate_of):
+        firsts = [row for row in task.workload.rows if not row.after]
+        assert len(firsts) == pytest.approx(30 * rate_of(task), abs=0.51)
+        assert firsts[-1].arrival_ns == pytest.approx(30e9, rel=0.02)
+        lengths.setdefault(task.seed, []).append([row.num_prompt_tokens for row in firsts])
+    if of != "sessions":  # whose lengths are drawn session by session, in another order
+        for rows in lengths.values():
+            assert all(row[: len(rows[0])] == rows[0] for row in rows)
+    assert lengths[0][0][:20] != lengths[1][0][:20]
+    assert found.arms[0].points[0].num_requests == pytest.approx(
+        30 * found.arms[0].points[0].rate * (2 if of == "sessions" else 1), abs=1
+    )
+    assert "30 s of arrivals, 2 seeds" in format_capacity(found, 200)
+    one = capacity(arms(), load, "ttft_p99<1.0", seeds=1, resample=False, duration_s=5, executor=tried)
+    assert one.arms[0].rate is not None
+
+
+def test_in_a_closed_loop_the_largest_number_of_users_is_found() -> None:
+    """Each of them offers as many requests, however many there are."""
+    tried = MadeUp(lambda task: (task.workload.concurrency or 0) / 13.5)
+    found = capacity(arms("a", "b"), LOAD.closed(4), "ttft_p99<1.0", seeds=2, executor=tried)
+    low, high = found.arms[0].low, found.arms[0].high
+    assert low is not None and high is not None
+    assert (low.concurrency, high.concurrency) == (13, 14) == (low.load, high.load)
+    assert {point.concurrency for point in found.arms[0].points} >= {4, 8, 16}
+    assert all(len(task.workload) == 5 * (task.workload.concurrency or 0) for task in tried.tasks)
+    assert found.ratios[0].ratio == 1 and 13 < found.ratios[0].edge < 14
+    text = format_capacity(found, 200)
+    assert "capacity (users)" in text and "(4 users as given)" in text and "or to a single user" in text
+    made = found.to_json()
+    assert (made["unit"], made["arms"]["a"]["load"]) == ("users", 13)
+
+
+def test_a_single_user_may_be_too_many() -> None:
+    found = capacity(arms(), LOAD.closed(2), "ttft_p99<1.0", seeds=2, executor=MadeUp(lambda task: 2.0))
+    assert "even the lowest load, 1 users, does not meet ttft_p99<1.0" in closing(found)
 
 
 def simulated(saved: SavedRuns | None = None, executor: object = None) -> Capacities:

@@ -14,11 +14,16 @@ from batchwright.lab.designs.search import CHECK, bracket, contradictions, most_
 
 
 def search(
-    met: Callable[[float], bool], *, lowest: float = 1 / 64, highest: float = 64, tolerance: float = 0.05
+    met: Callable[[float], bool],
+    *,
+    lowest: float = 1 / 64,
+    highest: float = 64,
+    tolerance: float = 0.05,
+    whole: bool = False,
 ) -> dict[float, bool]:
     answers: dict[float, bool] = {}
     while True:
-        rate = next_rate(answers, start=1.0, lowest=lowest, highest=highest, tolerance=tolerance)
+        rate = next_rate(answers, start=1.0, lowest=lowest, highest=highest, tolerance=tolerance, whole=whole)
         if rate is None:
             return answers
         assert rate not in answers and lowest <= rate <= highest
@@ -31,6 +36,18 @@ def test_the_edge_of_a_monotone_answer_is_found(edge: float, tolerance: float) -
     low, high = bracket(search(lambda rate: rate <= edge, tolerance=tolerance))
     assert low is not None and high is not None
     assert low <= edge < high <= low * (1 + tolerance) * (1 + 1e-9)
+
+
+@given(edge=st.floats(1, 999), tolerance=st.sampled_from([0.001, 0.05, 0.3]))
+def test_of_whole_numbers_the_edge_is_found_to_one(edge: float, tolerance: float) -> None:
+    answers = search(lambda rate: rate <= edge, lowest=1, highest=1000, tolerance=tolerance, whole=True)
+    assert all(rate == int(rate) for rate in answers)
+    low, high = bracket(answers)
+    assert low is not None and high is not None
+    assert low <= edge < high and (high == low + 1 or high <= low * (1 + tolerance) * (1 + 1e-9))
+    left = [most_left({rate: answers[rate] for rate in list(answers)[:num]}, tolerance, whole=True)
+            for num in range(1, len(answers))]  # fmt: skip
+    assert all(number > 0 for number in left)
 
 
 @given(edge=st.floats(0.1, 10), seed=st.integers(0, 10**6), noise=st.floats(0, 0.1))

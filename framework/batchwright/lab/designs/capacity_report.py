@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
@@ -11,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from batchwright.lab.designs.bounds import Bound
-from batchwright.lab.designs.capacity import ArmCapacity, Capacities, LoadPoint
+from batchwright.lab.designs.capacities import ArmCapacity, Capacities, LoadPoint
+from batchwright.lab.designs.capacity_plan import CapacityPlan
 from batchwright.lab.designs.measure import GOODPUT
-from batchwright.lab.designs.ratio import Ratio
-
-_NONE = "-"
+from batchwright.lab.designs.ratio import about_edges
+from batchwright.lab.printing import as_text, bare_table, bullets, facts
+from batchwright.lab.wording import NONE
 
 
 def format_capacity(found: Capacities, width: int = 80) -> str:
@@ -25,10 +25,7 @@ def format_capacity(found: Capacities, width: int = 80) -> str:
         found: what to print.
         width: columns to fit into.
     """
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
-    print_capacity(found, console)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return as_text(lambda console: print_capacity(found, console), width)
 
 
 def print_capacity(found: Capacities, console: Console | None = None) -> None:
@@ -42,66 +39,81 @@ def print_capacity(found: Capacities, console: Console | None = None) -> None:
     parts: list[RenderableType] = [_header(found), Padding(_capacities(found), (1, 0, 1, 0))]
     if any(arm.points for arm in found.arms):
         parts.append(Padding(_edges(found), (0, 0, 1, 0)))
-    closing = Table.grid(padding=(0, 1))
-    for line in closing_lines(found):
-        closing.add_row("*", Text(line))
-    console.print(Group(*parts, closing))
+    console.print(Group(*parts, bullets(closing_lines(found))))
 
 
 def _header(found: Capacities) -> RenderableType:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column()
-    grid.add_column(overflow="fold")
-    seeds = (
-        f"{len(found.plan.seeds)} seeds, {found.plan.confidence:.0%} one-sided"
-        if len(found.plan.seeds) > 1
-        else "one seed"
+    plan = found.plan
+    given = f"{found.base_rate:,.4g} requests/s" if found.base_rate is not None else f"{plan.users} users"
+    return facts(
+        [
+            ("workload", f"{found.workload} ({given} as given)"),
+            ("objectives", ", ".join(bound.text for bound in plan.bounds)),
+            ("each load", _each_load(found)),
+            ("capacity", meaning(plan)),
+        ]
     )
-    for name, value in (
-        ("workload", f"{found.workload} ({found.base_rate:,.4g} requests/s as given)"),
-        ("objectives", ", ".join(bound.text for bound in found.plan.bounds)),
-        ("each load", seeds),
-        ("bracket", f"within {found.plan.tolerance:.0%}"),
-    ):
-        grid.add_row(Text(name, style="dim"), Text(value))
-    return grid
+
+
+def _each_load(found: Capacities) -> str:
+    plan = found.plan
+    seeds = f"{len(plan.seeds)} seeds" if len(plan.seeds) > 1 else "one seed"
+    if plan.duration_s is not None:
+        return f"{plan.duration_s:g} s of arrivals, {seeds}"
+    nums = sorted({round(point.num_requests) for arm in found.arms for point in arm.points})
+    if not nums:
+        return seeds
+    return f"{nums[0]:,}{f' to {nums[-1]:,}' if len(nums) > 1 else ''} requests, {seeds}"
+
+
+def meaning(plan: CapacityPlan) -> str:
+    """What a capacity is, in words."""
+    within = f"within {plan.tolerance:.0%}" + ("" if plan.users is None else ", or to a single user")
+    if len(plan.seeds) == 1:
+        return f"the largest load whose run meets every objective, {within}"
+    return (
+        f"the largest load at which the mean over the seeds meets every objective with {plan.confidence:.0%} "
+        f"confidence, {within}"
+    )
 
 
 def _capacities(found: Capacities) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = bare_table()
     table.add_column("arm", overflow="fold")
-    for heading in ("meets at (req/s)", "speedup", "fails at (req/s)", "loads tried"):
+    closed = found.plan.users is not None
+    unit = "users" if closed else "req/s"
+    for heading in (f"capacity ({unit})", "req/s" if closed else "speedup", f"fails at ({unit})", "loads tried"):
         table.add_column(heading, justify="right")
     table.add_column("limited by", overflow="fold")
     for arm in found.arms:
         low, high = arm.low, arm.high
         table.add_row(
             Text(arm.arm),
-            Text(_rate(low), style="bold"),
-            Text(_NONE if low is None else f"{low.speedup:.3g}"),
-            Text(_rate(high)),
+            Text(_load(low), style="bold"),
+            Text(NONE if low is None else f"{low.rate:,.4g}" if closed else f"{low.speedup:.3g}"),
+            Text(_load(high)),
             Text(str(len(arm.points))),
-            Text("failed" if arm.error is not None else ", ".join(high.limited_by) if high is not None else _NONE),
+            Text("failed" if arm.error is not None else ", ".join(high.limited_by) if high is not None else NONE),
         )
     return table
 
 
-def _rate(point: LoadPoint | None) -> str:
-    return _NONE if point is None else f"{point.rate:,.4g}"
+def _load(point: LoadPoint | None) -> str:
+    return NONE if point is None else f"{point.load:,.4g}"
 
 
 def _edges(found: Capacities) -> Table:
     """What each objective was like at both ends of the bracket."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = bare_table()
     table.add_column("mean (bound of the interval)", overflow="fold")
-    table.add_column("req/s", justify="right")
+    table.add_column("users" if found.plan.users is not None else "req/s", justify="right")
     for bound in found.plan.bounds:
         table.add_column(Text(_heading(bound)), justify="right", overflow="fold")
     for arm in found.arms:
         for point in (arm.low, arm.high):
             if point is not None:
                 values = [_value(point, bound) for bound in found.plan.bounds]
-                table.add_row(Text(arm.arm), Text(_rate(point)), *map(Text, values))
+                table.add_row(Text(arm.arm), Text(_load(point)), *map(Text, values))
     return table
 
 
@@ -121,57 +133,61 @@ def _value(point: LoadPoint, bound: Bound) -> str:
 
 def closing_lines(found: Capacities) -> Iterator[str]:
     """What the search found and what it could not, most urgent first."""
+    plan = found.plan
     if found.was_interrupted:
         yield f"interrupted after {found.num_runs} runs: brackets are as wide as they were then"
     for arm in found.arms:
         if arm.error is not None:
             yield f"{arm.arm} failed: {type(arm.error).__name__}: {arm.error}"
     for ratio in found.ratios:
-        yield _ratio(ratio, found)
+        yield ratio.words(plan.unit, plan.confidence, len(plan.seeds))
+    if found.ratios and len(plan.seeds) > 1:
+        yield about_edges(plan.confidence)
     for arm in found.arms:
         yield from _of_arm(arm, found)
-    if found.plan.bounds and GOODPUT in {b.measure.name for b in found.plan.bounds} and not found.has_slo:
+    if plan.bounds and GOODPUT in {b.measure.name for b in plan.bounds} and not found.has_slo:
         yield (
             "no request has objectives of its own, so goodput counts all that finished; give them some with "
             "--slo 'ttft=1.0,tpot=0.05,goodput>0.95'"
         )
-    if len(found.plan.seeds) == 1:
+    if len(plan.seeds) == 1:
         yield "one seed: whether a load meets the objectives was told from one run each; take --seeds 5 for confidence"
 
 
-def _ratio(ratio: Ratio, found: Capacities) -> str:
-    num = len(found.plan.seeds)
-    of = f" of {num}: in the others an arm has no edge within the range" if ratio.num_seeds < num else ""
-    said = f"{ratio.arm} carries {ratio.ratio:.3g} times the load of {ratio.base} [{ratio.low:.3g}, {ratio.high:.3g}]"
-    if ratio.num_seeds == 1:
-        return f"{said}; the interval is that of the brackets alone, from one seed{of}"
-    verdict = "more" if ratio.low > 1 else "less" if ratio.high < 1 else "no difference shown"
-    return f"{said}: {verdict} ({found.plan.confidence:.0%} interval over {ratio.num_seeds} seeds{of})"
-
-
 def _of_arm(arm: ArmCapacity, found: Capacities) -> Iterator[str]:
+    unit = found.plan.unit
     if not arm.points:
         return
     if arm.low is None and arm.is_done:
         lowest = arm.points[0]
         yield (
-            f"{arm.arm}: even the lowest load, {lowest.rate:,.4g} requests/s, does not meet "
+            f"{arm.arm}: even the lowest load, {lowest.load:,.4g} {unit}, does not meet "
             f"{', '.join(lowest.limited_by)}: its capacity is below; relax the objectives, or lower --lowest"
         )
     if arm.high is None and arm.is_done:
         yield (
-            f"{arm.arm}: the highest load, {arm.points[-1].rate:,.4g} requests/s, still meets all objectives: its "
-            "capacity is above; raise --highest, or take a longer workload"
+            f"{arm.arm}: the highest load, {arm.points[-1].load:,.4g} {unit}, still meets all objectives: its "
+            f"capacity is above; raise --highest, or {_longer(found)}"
         )
     if arm.contradictions:
-        above = ", ".join(f"{point.rate:,.4g}" for point in arm.contradictions)
+        above = ", ".join(f"{point.load:,.4g}" for point in arm.contradictions)
         assert arm.high is not None
         yield (
-            f"{arm.arm}: not monotone: {arm.high.rate:,.4g} requests/s does not meet the objectives, and {above} does; "
+            f"{arm.arm}: not monotone: {arm.high.load:,.4g} {unit} does not meet the objectives, and {above} does; "
             "the capacity given is the one below the first that does not. More seeds, or a longer workload, tell more"
         )
     if arm.low is not None and arm.low.num_overloaded:
         yield (
-            f"{arm.arm}: at {arm.low.rate:,.4g} requests/s a backlog grew until the end in {arm.low.num_overloaded} of "
-            f"{len(found.plan.seeds)} seeds: a longer workload would not meet the same objectives there"
+            f"{arm.arm}: at {arm.low.load:,.4g} {unit} a backlog grew until the end in {arm.low.num_overloaded} of "
+            f"{len(found.plan.seeds)} seeds: a longer workload would not meet the same objectives there; "
+            f"{_longer(found)}"
         )
+
+
+def _longer(found: Capacities) -> str:
+    """How every load is offered for longer."""
+    if found.plan.users is not None:
+        return "take a longer workload"
+    if found.plan.duration_s is not None:
+        return "a longer --duration"
+    return "say with --duration for how many seconds each load is offered"

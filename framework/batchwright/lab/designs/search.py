@@ -29,6 +29,7 @@ def next_rate(
     highest: float,
     tolerance: float,
     check: bool = True,
+    whole: bool = False,
 ) -> float | None:
     """What to ask next; None: nothing more.
 
@@ -41,6 +42,7 @@ def next_rate(
         tolerance: the bracket is narrow enough when high / low is at most 1 + tolerance.
         check: ask also a little below and above the bracket, which shows answers that are not monotone. One that
             contradicts the bracket moves it, and the search goes on.
+        whole: ask whole numbers only; the bracket is narrow enough, too, where there is none between its ends.
     """
     if not answers:
         return min(max(start, lowest), highest)
@@ -49,21 +51,30 @@ def next_rate(
         assert low is not None
         return min(low * GROWTH, highest) if low < highest else None
     if low is None:
-        return max(high / GROWTH, lowest) if high > lowest else None
-    if high / low > (1 + tolerance) * (1 + 1e-9):
-        return math.sqrt(low * high)
+        return max(_whole(high / GROWTH, whole), lowest) if high > lowest else None
+    if high / low > (1 + tolerance) * (1 + 1e-9) and not (whole and high - low <= 1):
+        middle = math.sqrt(low * high)
+        return min(max(_whole(middle, whole), low + 1), high - 1) if whole else middle
     if check:
-        for rate in (max(low / CHECK, lowest), min(high * CHECK, highest)):
+        for rate in (max(_whole(low / CHECK, whole), lowest), min(_whole(high * CHECK, whole), highest)):
             if not any(rate / _NEAR <= asked <= rate * _NEAR for asked in answers):
                 return rate
     return None
 
 
-def most_left(answers: Mapping[float, bool], tolerance: float) -> int:
-    """About how many more rates will be asked: exact where the answers are bracketed and monotone."""
+def _whole(rate: float, whole: bool) -> float:
+    return round(rate) if whole else rate
+
+
+def most_left(answers: Mapping[float, bool], tolerance: float, *, whole: bool = False) -> int:
+    """About how many more rates will be asked: exact where the answers are bracketed and monotone, and no whole numbers
+    are asked for.
+    """
     low, high = bracket(answers)
     width = math.log(high / low) if low is not None and high is not None else math.log(GROWTH)
     halvings = max(0, math.ceil(math.log2(width / math.log1p(tolerance)) - 1e-9))
+    if whole and low is not None and high is not None:
+        halvings = min(halvings, math.ceil(math.log2(high - low)))
     return halvings + 2 + (0 if low is not None and high is not None else 1)
 
 

@@ -13,7 +13,7 @@ from batchwright.effective import effective_settings
 from batchwright.errors import ConfigError, WorkloadError, did_you_mean
 from batchwright.lab.designs.axis import Point, in_words
 from batchwright.lab.endpoint.address import is_endpoint
-from batchwright.lab.loading import load_workload
+from batchwright.lab.loading import AND, load_workload
 from batchwright.lab.synthetic import PREFIX as SYNTHETIC
 from batchwright.lab.synthetic import SyntheticSpec
 from batchwright.lab.window import Window
@@ -169,14 +169,14 @@ class Setup:
         if inner in OF_LOAD:
             return "load", None, inner
         if inner in SYNTHETIC_KEYS:
-            if not self.workload.source.startswith(SYNTHETIC):
+            if not is_synthetic(self.workload):
                 raise ConfigError(
                     f"axis {name!r} is a key of synthetic workloads, and {self.workload.name} is none; of a trace "
                     f"there are {', '.join(OF_LOAD)}"
                 )
             return "load", None, inner
         known = [*_settings(), *OF_LOAD, *_OPTIONS]
-        if self.workload.source.startswith(SYNTHETIC):
+        if is_synthetic(self.workload):
             known += SYNTHETIC_KEYS
         raise ConfigError(f"axis {name!r}: there is no such setting; {did_you_mean(name, known)}")
 
@@ -206,6 +206,11 @@ def with_setting(config: EngineConfig, name: str, value: Any, where: str = "conf
     return EngineConfig.parse(values, where)
 
 
+def is_synthetic(workload: Workload) -> bool:
+    """Whether a workload comes from one specification of a synthetic one."""
+    return workload.source.startswith(SYNTHETIC) and AND not in workload.source
+
+
 def with_load(workload: Workload, values: Mapping[str, Any]) -> Workload:
     """A workload with some of its fields changed.
 
@@ -217,7 +222,7 @@ def with_load(workload: Workload, values: Mapping[str, Any]) -> Workload:
         WorkloadError: a value is out of its range.
     """
     keys = {name: value for name, value in values.items() if name in SYNTHETIC_KEYS}
-    drawn = _drawn_anew(workload, {}) if workload.source.startswith(SYNTHETIC) else None
+    drawn = _drawn_anew(workload, {}) if is_synthetic(workload) else None
     as_drawn = drawn is not None and drawn.faster(workload.speedup).rows == workload.rows
     if keys and not as_drawn:
         raise ConfigError(
@@ -245,7 +250,7 @@ def _drawn_anew(workload: Workload, keys: Mapping[str, Any]) -> Workload:
     slos = {row.slo for row in workload.rows}
     if len(slos) == 1 and (slo := slos.pop()) is not None:
         drawn = drawn.with_slo(slo)
-    return drawn
+    return replace(drawn, concurrency=workload.concurrency, too_long=workload.too_long)
 
 
 def synthetic_with(source: str, keys: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -14,6 +13,7 @@ from batchwright.lab.closing import ALIKE
 from batchwright.lab.designs.axis import Axis, shown
 from batchwright.lab.designs.sweep import Sweep, SweepPoint
 from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.printing import as_text, bullets
 from batchwright.lab.verdict import BETTER, NOT_TESTED, WORSE, Verdict
 from batchwright.lab.wording import number, percent, size
 
@@ -31,10 +31,7 @@ def format_sweep(sweep: Sweep, metrics: Sequence[Metric] | None = None, width: i
         metrics: those to show, a table each; some by default.
         width: columns to fit into.
     """
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
-    print_sweep(sweep, metrics, console)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return as_text(lambda console: print_sweep(sweep, metrics, console), width)
 
 
 def print_sweep(sweep: Sweep, metrics: Sequence[Metric] | None = None, console: Console | None = None) -> None:
@@ -50,10 +47,7 @@ def print_sweep(sweep: Sweep, metrics: Sequence[Metric] | None = None, console: 
     parts: list[RenderableType] = [Padding(_table(sweep, metric), (0, 0, 1, 0)) for metric in chosen]
     if len(sweep.arms) > 1:
         parts.append(Text(f"Differences are to {sweep.arms[0]}, at the same point.", style="dim"))
-    closing = Table.grid(padding=(0, 1))
-    for line in closing_lines(sweep, chosen):
-        closing.add_row("*", Text(line))
-    console.print(Group(*parts, closing))
+    console.print(Group(*parts, bullets(closing_lines(sweep, chosen))))
 
 
 def _is_defined(sweep: Sweep, metric: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.text import Text
 from batchwright.lab.designs.axis import shown
 from batchwright.lab.designs.tune import DEFAULT, TUNED, Trial, Tuning
 from batchwright.lab.metrics import METRICS
+from batchwright.lab.printing import as_text, bare_table, bullets, facts
 from batchwright.lab.verdict import BETTER, WORSE, Verdict
 from batchwright.lab.wording import NONE, size
 
@@ -29,10 +29,7 @@ def format_tuning(tuning: Tuning, width: int = 80) -> str:
         tuning: what to print.
         width: columns to fit into.
     """
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
-    print_tuning(tuning, console)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return as_text(lambda console: print_tuning(tuning, console), width)
 
 
 def print_tuning(tuning: Tuning, console: Console | None = None) -> None:
@@ -49,10 +46,7 @@ def print_tuning(tuning: Tuning, console: Console | None = None) -> None:
     if tuning.config is not None:
         text = yaml.safe_dump(config_to_use(tuning), sort_keys=False, default_flow_style=False, allow_unicode=True)
         parts.append(Padding(Group(Text("the config to use", style="bold"), Text(text.rstrip())), (0, 0, 1, 0)))
-    closing = Table.grid(padding=(0, 1))
-    for line in closing_lines(tuning):
-        closing.add_row("*", Text(line))
-    console.print(Group(*parts, closing))
+    console.print(Group(*parts, bullets(closing_lines(tuning))))
 
 
 def config_to_use(tuning: Tuning) -> dict[str, Any]:
@@ -62,18 +56,15 @@ def config_to_use(tuning: Tuning) -> dict[str, Any]:
 
 def _header(tuning: Tuning) -> RenderableType:
     plan = tuning.plan
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column()
-    grid.add_column(overflow="fold")
-    for name, value in (
-        ("arm", tuning.arm),
-        ("over", "; ".join(map(str, plan.spaces))),
-        ("goal", f"{plan.goal.name}, {plan.goal.better} is better"),
-        *([("objectives", ", ".join(bound.text for bound in plan.bounds))] if plan.bounds else []),
-        ("trials", f"{len(tuning.trials)}, each with {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"),
-    ):
-        grid.add_row(Text(name, style="dim"), Text(value))
-    return grid
+    return facts(
+        [
+            ("arm", tuning.arm),
+            ("over", "; ".join(map(str, plan.spaces))),
+            ("goal", f"{plan.goal.name}, {plan.goal.better} is better"),
+            *([("objectives", ", ".join(bound.text for bound in plan.bounds))] if plan.bounds else []),
+            ("trials", f"{len(tuning.trials)}, each with {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"),
+        ]
+    )
 
 
 def _trials(tuning: Tuning) -> Table:
@@ -87,7 +78,7 @@ def _trials(tuning: Tuning) -> Table:
     listed = ranked[:BEST]
     if tuning.default is not None and tuning.default not in listed:
         listed.append(tuning.default)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = bare_table()
     table.add_column("trial", justify="right")
     for space in tuning.plan.spaces:
         table.add_column(Text(space.name), justify="right", overflow="fold")
@@ -117,8 +108,7 @@ def _validation(tuning: Tuning) -> Table:
     plan = tuning.plan
     num = len(plan.held_out)
     title = f"on {num} fresh seed{'s' if num > 1 else ''}"
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
-    table.title_style = "bold"
+    table = bare_table(title)
     table.add_column("")
     for heading in (DEFAULT, TUNED):
         table.add_column(heading, justify="right")

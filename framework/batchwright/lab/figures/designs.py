@@ -42,8 +42,8 @@ def _capacity(summary: Mapping[str, Any]) -> list[Plot]:
         curves = [
             curve_of(
                 arm,
-                {point["rate"]: point["values"].get(bound.text, ()) for point in found["points"]},
-                {point["rate"]: not _fails(point, bound.text) for point in found["points"]},
+                {point["load"]: point["values"].get(bound.text, ()) for point in found["points"]},
+                {point["load"]: not _fails(point, bound.text) for point in found["points"]},
             )
             for arm, found in arms.items()
         ]
@@ -60,7 +60,9 @@ def _capacity(summary: Mapping[str, Any]) -> list[Plot]:
         "Loads that were tried. A filled mark meets the objective of its panel with "
         f"{summary['confidence']:.0%} confidence, a hollow one does not; " + _SEEDS.format(len(summary["seeds"])) + "."
     )
-    return [curves_plot("rate", "Against rate", _X["rate"], caption, list(arms), panels)]
+    of = "rate" if summary["unit"] == "requests/s" else "concurrency"
+    title = "Against rate" if of == "rate" else "Against the number of users"
+    return [curves_plot(of, title, _X[of], caption, list(arms), panels)]
 
 
 def _fails(point: Mapping[str, Any], text: str) -> bool:
