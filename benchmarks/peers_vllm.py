@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,7 @@ def _modules() -> SimpleNamespace:
     from vllm import SamplingParams, config
     from vllm.utils.hashing import sha256
     from vllm.v1.core import kv_cache_utils
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.outputs import ModelRunnerOutput
@@ -60,6 +62,7 @@ def _modules() -> SimpleNamespace:
         config=config,
         sha256=sha256,
         kv_cache_utils=kv_cache_utils,
+        AsyncScheduler=AsyncScheduler,
         Scheduler=Scheduler,
         FullAttentionSpec=FullAttentionSpec,
         KVCacheConfig=KVCacheConfig,
@@ -78,8 +81,18 @@ def _model_folder() -> str:
 
 
 class Vllm:
+    """vLLM's own scheduler.
+
+    Attributes:
+        is_async: whether it is the asynchronous one, which schedules a step before the tokens of the last are known.
+        additional_config: as vLLM takes it.
+        options: further ones of its ``SchedulerConfig``.
+    """
+
     name = "vllm"
+    is_async: ClassVar[bool] = False
     additional_config: ClassVar[dict[str, Any]] = {}
+    options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> None:
         import torch
@@ -95,13 +108,14 @@ class Vllm:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=budget,
                 max_model_len=FAR,
-                enable_chunked_prefill=True,
                 is_encoder_decoder=False,
                 async_scheduling=False,
+                **{"enable_chunked_prefill": True, **self.options},
             ),
             additional_config=self.additional_config,
             device_config=v.config.DeviceConfig(device="cpu"),
         )
+        config.scheduler_config.async_scheduling = self.is_async
         config.cache_config.num_gpu_blocks = num_blocks + 1  # one block is never used
         spec = v.FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float16)
         groups = [v.KVCacheGroupSpec(["layer"], spec)]
@@ -115,9 +129,10 @@ class Vllm:
         self._hasher = v.kv_cache_utils.get_request_block_hasher(block_size, v.sha256)
         self._num = 0
         self._scheduled: Any = None
+        self._under_way: deque[tuple[Any, list[bool]]] = deque()
 
     def _class(self) -> Any:
-        return self._v.Scheduler
+        return self._v.AsyncScheduler if self.is_async else self._v.Scheduler
 
     def add(self, prompt: Sequence[int], max_tokens: int = FAR // 2, **_fields: Any) -> None:
         params = self._v.SamplingParams(max_tokens=min(max_tokens, FAR // 2), ignore_eos=True)
@@ -128,11 +143,16 @@ class Vllm:
 
     def schedule(self) -> int:
         self._scheduled = self.core.schedule()
+        if self.is_async:
+            self._under_way.append((self._scheduled, []))
         return len(self._scheduled.num_scheduled_tokens)
 
     def num_sampling(self) -> int:
         """Rows of the last batch that sample."""
-        return sum(self._sampling())
+        sampling = self._sampling()
+        if self.is_async:
+            self._under_way[-1][1][:] = sampling
+        return sum(sampling)
 
     def _sampling(self) -> list[bool]:
         """Of each row of the last batch, whether it samples."""
@@ -140,6 +160,9 @@ class Vllm:
         return [r.num_computed_tokens >= r.num_tokens for r in requests]  # it counts the batch as computed already
 
     def update(self, tokens: list[int]) -> None:
+        if self.is_async:
+            self._update_last()
+            return
         ids = list(self._scheduled.num_scheduled_tokens)
         given = iter(tokens)
         if len(tokens) == len(ids):
@@ -150,6 +173,25 @@ class Vllm:
             req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled
         )
         self.core.update_from_output(self._scheduled, output)
+
+    def _update_last(self) -> None:
+        """Take the tokens of the step before the one that was just scheduled; all rows of it sample unless told."""
+        if len(self._under_way) < 2:
+            return
+        scheduled, sampling = self._under_way.popleft()
+        ids = list(scheduled.num_scheduled_tokens)
+        sampled = [[7] if samples else [] for samples in sampling] if sampling else [[7]] * len(ids)
+        output = self._v.ModelRunnerOutput(
+            req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled
+        )
+        self.core.update_from_output(scheduled, output)
+
+
+class VllmAhead(Vllm):
+    """vLLM's own asynchronous scheduler."""
+
+    name = "vllm-async"
+    is_async: ClassVar[bool] = True
 
 
 class HostOfVllm(Vllm):
@@ -166,7 +208,24 @@ class HostOfVllm(Vllm):
         return list(map(bool, self.core.batch.samples))
 
 
+class GuestOfVllm(Vllm):
+    """A policy of ours as a guest in vLLM's own scheduler."""
+
+    name = "guest"
+
+    def _class(self) -> Any:
+        from batchwright_backends.vllm.guest_making import make_scheduler
+
+        return make_scheduler
+
+
 def host(policy: str, *sizes: int) -> HostOfVllm:
     """Our scheduler under a policy."""
     made = type("Host", (HostOfVllm,), {"additional_config": {"batchwright": {"policy": policy}}})
     return made(*sizes)
+
+
+def guest(policy: str, *sizes: int, is_async: bool = False) -> GuestOfVllm:
+    """vLLM's own scheduler with a policy as a guest."""
+    named = {"additional_config": {"batchwright": {"policy": policy}}, "is_async": is_async}
+    return type("AsGuest", (GuestOfVllm,), named)(*sizes)

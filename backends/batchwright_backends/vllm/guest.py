@@ -2,7 +2,10 @@
 
 vLLM's scheduler does all the work, so whatever it carries stays carried. Before each step the policy's hooks are asked,
 on a view of vLLM's queues, what they would do (:mod:`batchwright_backends.vllm.plan`); then the queues are ordered, the
-budget is set, and who is to be evicted is, so that vLLM does just that.
+budget is set, and who is to be evicted is, so that vLLM does just that. What it did is compared with what was planned.
+
+A policy that is stationary is not asked while it would decide nothing: nobody waits and all residents decode, or
+nothing has changed since a step in which they did.
 """
 
 from __future__ import annotations
@@ -23,20 +26,22 @@ from batchwright.errors import BatchwrightError
 from batchwright.neutral import Neutral
 from batchwright.plugins import load_plugins
 from batchwright.resolve import default_policy, resolve_policy
-from batchwright_backends.vllm.expressible import check_config, check_policy, check_surfaces
+from batchwright_backends.vllm.expressible import check_config, check_policy
+from batchwright_backends.vllm.guest_execution import carry_out, otherwise
+from batchwright_backends.vllm.guest_observers import WARNED, Observers
 from batchwright_backends.vllm.guest_pool import GuestPool
 from batchwright_backends.vllm.guest_queue import GuestQueue
-from batchwright_backends.vllm.guest_request import FINISHED, RESIDENT, WAITING, Guest
+from batchwright_backends.vllm.guest_request import Guest
 from batchwright_backends.vllm.guest_settings import read_guest_settings, seated
-from batchwright_backends.vllm.guest_step import GuestStep, Line
+from batchwright_backends.vllm.guest_shadow import Shadow
+from batchwright_backends.vllm.guest_step import GuestStep
+from batchwright_backends.vllm.lacking import check_scheduler
 from batchwright_backends.vllm.plan import Plan, TooLong
 from batchwright_backends.vllm.settings import SECTION
 from batchwright_backends.vllm.translation import translate
 from batchwright_backends.vllm.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
     from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
@@ -44,19 +49,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.batchwright")
 
 _NEVER_NS = 1 << 62
-_WARNED = 5
-"""So many faults are logged one by one."""
 
 
 class GuestMixin:
     """Put in front of vLLM's ``Scheduler`` or ``AsyncScheduler``.
 
     Attributes:
-        num_fallbacks: steps that were made in vLLM's own order, by cause: ``raised`` (the policy broke a rule or
-            raised), ``late`` (it took too long), ``inexpressible`` (vLLM cannot be made to do what it wanted), ``idle``
-            (it wanted nothing though somebody could run).
+        num_fallbacks: steps that were not made as the policy wanted, by cause: ``raised`` (it broke a rule or raised),
+            ``late`` (it took too long), ``inexpressible`` (vLLM cannot be made to do what it wanted), ``idle`` (it
+            wanted nothing though somebody could run), which are made in vLLM's own order; ``otherwise`` (vLLM did
+            something else than was planned, for a reason of its own, such as a limit on adapters).
         num_faults: faults of observers.
         num_steps: steps that were made.
+        num_unasked: steps of them for which a stationary policy was not asked.
         policy_ns: time spent in the policy.
     """
 
@@ -64,8 +69,8 @@ class GuestMixin:
         super().__init__(*args, **kwargs)
         me: Any = self
         config: VllmConfig = me.vllm_config
+        check_scheduler(self)
         check_config(config)
-        check_surfaces(self)
         self._own, values = read_guest_settings(config.additional_config)
         limits = {
             "max_num_seqs": me.max_num_running_reqs,
@@ -78,28 +83,35 @@ class GuestMixin:
         self.decisions = Decisions(active, Neutral(lambda: default_policy(plugins)))
         for name in parsed.plugins:
             self.decisions.register(plugins.active(name), name)
-        self.limits = seated(effective_settings(parsed, active).limits, me.max_num_running_reqs)
-        notes = check_policy(self.decisions, self.limits)
-        self._guests: dict[str, Guest] = {}
+        self.limits = seated(effective_settings(parsed, active).limits, me.max_num_active_reqs)
+        notes = check_policy(self.decisions, self.limits, config)
+        self._shadow = Shadow()
         self._queue = me.waiting = GuestQueue()
-        self._waiting, self._residents, self._prefilling = Line(), Line(), Line()
-        self._pool = GuestPool(me.kv_cache_manager, me.block_size)
+        num_groups = len(me.kv_cache_config.kv_cache_groups)
+        self._pool = GuestPool(me.kv_cache_manager, me.block_size, me.hash_block_size, num_groups)
         self._rng = random.Random(parsed.seed)
         self._step: GuestStep | None = None  # the last, whose end observers were not told of
-        self._evicted: list[Guest] = []
-        self._watched = bool(self.decisions.step_finished)
         most_ms = self._own.max_policy_ms
         self._watch: Watchdog | nullcontext[None] = (
             Watchdog(most_ms / 1e3, active.slots.values()) if most_ms is not None else nullcontext()
         )
+        self._observers = Observers(self.decisions, self._watch)
+        self._repeats = active.stationary and self.decisions.policy_alone and not self._observers.want_every_step
+        self._still = self._failed = False
+        self._most_decodes = min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
         self._start_ns = time.perf_counter_ns()
         self._num_arrived = 0
-        self.num_steps = self.num_faults = self.policy_ns = 0
+        self.num_steps = self.num_unasked = self.policy_ns = 0
         self.num_fallbacks: dict[str, int] = {}
-        self._tell("policy_attached", self._view())
+        self._observers.tell("policy_attached", self._view())
         logger.warning("policy %s is a guest in vLLM's %s", active.name, type(self).__mro__[2].__name__)
         for note in notes:
             logger.warning("policy %s, not quite: %s", active.name, note)
+
+    @property
+    def num_faults(self) -> int:
+        """Faults of observers."""
+        return self._observers.num_faults
 
     # Requests -----------------------------------------------------------------------------------------------
 
@@ -108,76 +120,116 @@ class GuestMixin:
         me: Any = self
         is_new = request.request_id not in me.requests
         super().add_request(request)  # type: ignore[misc]
-        if is_new and not request.resumable:  # a stream of inputs comes and goes by itself
+        self._still = False
+        if is_new and request.resumable:
+            self._shadow.strange[request.request_id] = request
+        elif is_new:
             ours = translate(request, self._now(), trusted=self._own.trust_requests)
-            guest = Guest(request, ours, self._num_arrived, self._pool.table)
+            guest = Guest(request, ours, self._num_arrived, self._pool.table, self._shadow.riding)
             self._num_arrived += 1
-            self._guests[request.request_id] = guest
-            self._waiting.append(guest)
-            self._tell("request_arrived", guest)
+            self._shadow.arrive(guest)
+            self._observers.tell("request_arrived", guest)
 
     def _free_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
         """It has ended, one way or another."""
         freed = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
-        guest = self._guests.pop(request.request_id, None)
+        self._still = False
+        guest = self._shadow.leave(request.request_id)
         if guest is not None:
-            guest.state = FINISHED
-            for line in (self._waiting, self._residents, self._prefilling):
-                line.discard(guest)
             guest.finish_reason = _reason(request.status)
-            self._tell("request_finished", guest, guest.finish_reason)
+            self._observers.tell("request_finished", guest, guest.finish_reason)
         return freed
 
     def _preempt_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> None:
         """It loses its blocks: by the policy's wish, or by vLLM's."""
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
-        guest = self._guests.get(request.request_id)
-        if guest is not None:
-            self._residents.discard(guest)
-            self._prefilling.discard(guest)
-            self._waiting.prepend(guest)
-            guest.state = WAITING
-            self._evicted.append(guest)
+        self._still = False
+        self._shadow.evict(request.request_id)
 
     # Steps --------------------------------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """The next step: as the policy wants it, else in vLLM's own order."""
         me: Any = self
-        self._finish_step()
+        if self._step is not None:
+            self._finish_step(self._step)
         if me._pause_state is not PauseState.UNPAUSED:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self._goes_on(me):
+            return self._go_on(super().schedule, args, kwargs)  # type: ignore[misc]
         before = time.perf_counter_ns()
         step = self._step = self._view()
-        self._tell("step_started", step)
+        self._observers.tell("step_started", step)
         plan = self._plan(step)
         self.policy_ns += time.perf_counter_ns() - before
         self.num_steps += 1
-        output = super().schedule(*args, **kwargs) if plan is None else self._carry_out(plan, args, kwargs)  # type: ignore[misc]
-        self._take_note(step, output)
+        schedule = super().schedule  # type: ignore[misc]
+        if plan is None:
+            output = schedule(*args, **kwargs)
+        else:
+            output = carry_out(me, self._shadow, self._queue, plan, lambda: schedule(*args, **kwargs))
+            if why := otherwise(plan, self._shadow, output):
+                self._note("otherwise", f"vLLM made step {step.index} otherwise than it was planned: {why}")
+        num = len(me.running)
+        moved = self._take_note(step, output)
+        self._still = (
+            plan is not None
+            and not moved
+            and not self._shadow.prefilling
+            and len(output.num_scheduled_tokens) == output.total_num_scheduled_tokens == num
+        )
+        return output
+
+    def _goes_on(self, me: Any) -> bool:
+        """Whether a stationary policy would let all decodes go on and nobody in, and vLLM evicts nobody."""
+        num, shadow = len(me.running), self._shadow
+        if (
+            not self._repeats
+            or self._failed
+            or not 0 < num <= self._most_decodes
+            or shadow.prefilling
+            or shadow.strange
+            or me.deferred_waiting
+            or num * self._pool.num_groups > self._pool.num_free()
+            or not self.decisions.neutral.stationary
+        ):
+            return False
+        return not shadow.waiting or (self._still and not self._pool.may_find_more(shadow.residents))
+
+    def _go_on(self, schedule: Any, args: Any, kwargs: Any) -> SchedulerOutput:
+        self.num_steps += 1
+        self.num_unasked += 1
+        self._queue.open(())
+        try:
+            output = schedule(*args, **kwargs)
+        finally:
+            self._queue.close()
+        if self._shadow.evicted:
+            self._take_note(self._view(), output)
         return output
 
     def _view(self) -> GuestStep:
+        shadow = self._shadow
         self._pool.new_step()
         return GuestStep(
             self.num_steps,
             self._now(),
             self.limits,
-            self._waiting,
-            self._residents,
-            self._prefilling,
+            shadow.waiting,
+            shadow.residents,
+            shadow.prefilling,
             self._pool,
             self._rng,
         )
 
     def _plan(self, step: GuestStep) -> Plan | None:
         """What the policy wants; None: vLLM's own order holds."""
-        self._let_blocked_wait()
+        self._shadow.block(self)
         if not len(step.waiting) and not len(step.running):
             return None
         most = self._own.max_policy_ms
         until = _NEVER_NS if most is None else time.perf_counter_ns() + round(most * 1e6)
-        plan = Plan(step, self.decisions, self._pool, until)
+        plan = Plan(step, self.decisions, self._pool, self._shadow.riding, until)
         cause = why = None
         try:
             with self._watch:
@@ -193,82 +245,25 @@ class GuestMixin:
             cause, why = "raised", str(error)
         finally:
             plan.undo()
+        self._failed = cause is not None
         if cause is None:
             return plan
-        self.num_fallbacks[cause] = num = self.num_fallbacks.get(cause, 0) + 1
-        if num <= _WARNED:
-            logger.warning("step %s is made in vLLM's own order (%s): %s", step.index, cause, why)
+        self._note(cause, f"step {step.index} is made in vLLM's own order ({cause}): {why}")
         return None
 
-    def _carry_out(self, plan: Plan, args: Any, kwargs: Any) -> SchedulerOutput:
-        """Make vLLM do what is planned."""
-        me: Any = self
-        if plan.victims and self._is_native(plan):
-            return super().schedule(*args, **kwargs)  # type: ignore[misc]
-        now = time.monotonic()
-        for guest in plan.victims:
-            if guest in self._residents:
-                me.running.remove(guest.theirs)
-                me._preempt_request(guest.theirs, now)
-        before, budget = me.running, me.max_num_scheduled_tokens
-        strangers = [request for request in before if request.request_id not in self._guests]
-        shown = [guest.theirs for guest in plan.residents()]
-        if strangers:
-            shown = [*strangers, *shown]
-        elif plan.cuts:  # else nobody could take more than he has pending
-            me.max_num_scheduled_tokens = min(budget, plan.num_tokens)
-        in_order = len(shown) == len(before) and shown == before
-        if not in_order:
-            me.running = shown
-        self._queue.open([*self._unknown(), *(guest.theirs for guest in plan.newcomers())])
-        try:
-            return super().schedule(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self._queue.close()
-            me.max_num_scheduled_tokens = budget
-            if not in_order:
-                self._put_back(before, shown)
+    def _note(self, cause: str, message: str) -> None:
+        self.num_fallbacks[cause] = num = self.num_fallbacks.get(cause, 0) + 1
+        if num <= WARNED:
+            logger.warning("%s", message)
 
-    def _is_native(self, plan: Plan) -> bool:
-        """Whether vLLM evicts these by itself, and does the rest: the last of the residents, and lets nobody in."""
-        running = [guest.theirs for guest in plan.residents()]
-        running += [guest.theirs for guest in reversed(plan.victims)]
-        return not plan.cuts and running == self.running and next(plan.newcomers(), None) is None  # type: ignore[attr-defined]
-
-    def _put_back(self, before: list[VllmRequest], shown: list[VllmRequest]) -> None:
-        """Everybody runs again, in order of admission: those who were left out of this step among them."""
-        me: Any = self
-        after = dict.fromkeys(me.running)
-        gone = {request for request in shown if request not in after}
-        kept = [request for request in before if request not in gone]
-        known = set(kept)
-        me.running = [*kept, *(request for request in after if request not in known)]
-
-    def _unknown(self) -> Iterable[VllmRequest]:
-        """Who waits and is not shown to the policy: inputs that come bit by bit."""
-        if len(self._queue) <= len(self._waiting):
-            return ()
-        return [request for request in self._queue if request.request_id not in self._guests]
-
-    def _let_blocked_wait(self) -> None:
-        """Who waits for a grammar is shown to the policy when that is there."""
-        me: Any = self
-        for request in list(me.deferred_waiting):
-            if me._is_blocked_waiting_status(request.status):
-                guest = self._guests.get(request.request_id)
-                if me._handle_blocked_waiting_request(request):
-                    if guest is not None and guest not in self._waiting:
-                        self._waiting.append(guest)
-                elif guest is not None:
-                    self._waiting.discard(guest)
-
-    def _take_note(self, step: GuestStep, output: SchedulerOutput) -> None:
-        """What vLLM made of it, told to the observers."""
-        evicted, self._evicted = self._evicted, []
+    def _take_note(self, step: GuestStep, output: SchedulerOutput) -> bool:
+        """What vLLM made of it, told to the observers; whether anybody was admitted or evicted."""
+        shadow, tell = self._shadow, self._observers.tell
+        evicted = shadow.take_evicted()
         if evicted:
             step.preempted = evicted
             for victim in evicted:
-                self._tell("request_preempted", step, victim, None)
+                tell("request_preempted", step, victim, None)
         cached = output.scheduled_cached_reqs
         entered = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         if cached.resumed_req_ids:
@@ -276,55 +271,26 @@ class GuestMixin:
             entered |= {name: done[name] for name in cached.resumed_req_ids}
         me: Any = self
         for request in me.running[len(me.running) - len(entered) :]:  # in order of admission
-            guest = self._guests.get(request.request_id)
+            guest = shadow.guests.get(request.request_id)
             if guest is None:
                 continue
-            self._waiting.discard(guest)
-            self._residents.append(guest)
-            self._prefilling.append(guest)
-            guest.state = RESIDENT
+            shadow.admit(guest)
             if not guest.num_preemptions:
                 guest.num_cached = entered[guest.request_id]
             if guest.first_scheduled_ns is None:
                 guest.first_scheduled_ns = step.now
-            self._tell("request_admitted", step, guest)
-        if self._prefilling:
-            for one in [g for g in self._prefilling if not g.theirs.is_prefill_chunk]:
-                self._prefilling.discard(one)
+            tell("request_admitted", step, guest)
+        if shadow.prefilling:
+            for one in [g for g in shadow.prefilling if not g.theirs.is_prefill_chunk]:
+                shadow.prefilling.discard(one)
                 if one.first_token_ns is None:
                     one.first_token_ns = step.now
-        if self._watched:
-            self._keep(step, output.num_scheduled_tokens)
+        self._observers.keep(step, shadow, output.num_scheduled_tokens)
+        return bool(evicted or entered)
 
-    def _keep(self, step: GuestStep, counts: Mapping[str, int]) -> None:
-        guests = self._guests
-        batch = step.batch = [guests[name] for name in counts if name in guests]
-        for guest in batch:
-            guest.num_scheduled = counts[guest.request_id]
-        step.sampled = [guest for guest in batch if not guest.theirs.is_prefill_chunk]
-        step.num_decodes = sum(guest.num_scheduled == 1 for guest in step.sampled)
-        step.num_prefill_tokens = sum(counts.values()) - step.num_decodes
-
-    def _finish_step(self) -> None:
-        """The last step is over: with asynchronous scheduling it may still be executed, and each counts its token."""
-        step, self._step = self._step, None
-        if step is None or not self._watched:
-            return
-        step.end = self._now()
-        step.finished = [guest for guest in step.batch if guest.is_finished]
-        self._tell("step_finished", step, None)
-        for guest in step.batch:
-            guest.num_scheduled = 0
-
-    def _tell(self, hook: str, *about: Any) -> None:
-        for call, name in getattr(self.decisions, hook):
-            try:
-                with self._watch:
-                    call(*about)
-            except Exception:
-                self.num_faults += 1
-                if self.num_faults <= _WARNED:
-                    logger.warning("%s of %s failed, and is ignored", hook, name, exc_info=True)
+    def _finish_step(self, step: GuestStep) -> None:
+        self._step = None
+        self._observers.finish(step, self._shadow, self._now())
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self._start_ns

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore
 from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
 
 from batchwright_backends.vllm.guest import GuestMixin
+from batchwright_backends.vllm.versions import check_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
@@ -24,5 +25,6 @@ def make_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
     """
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     if os.environ.get("BATCHWRIGHT_VLLM", "").lower() != "off":
+        check_version()
         base = type(f"Guest{base.__name__}", (GuestMixin, base), {})
     return base(vllm_config, *args, **kwargs)

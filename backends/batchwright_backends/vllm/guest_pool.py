@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from batchwright_backends.vllm.guest_request import Guest
+
+_MANY = 8
+"""Waiting requests whose prefix was looked up in one step, above which it is not watched whether they find more."""
 
 
 class GuestPool:
@@ -16,16 +19,23 @@ class GuestPool:
     Args:
         manager: vLLM's ``KVCacheManager``.
         block_size: tokens of a block.
+        hash_block_size: tokens for which a prefix is known.
+        num_groups: groups of KV blocks that the model needs.
 
     Attributes:
         num_blocks: blocks of the pool.
         block_size: tokens of a block.
+        num_spare: blocks that vLLM keeps free of newcomers while somebody runs (its watermark).
+        num_groups: a request that grows takes as many blocks at most.
     """
 
-    def __init__(self, manager: Any, block_size: int) -> None:
+    def __init__(self, manager: Any, block_size: int, hash_block_size: int, num_groups: int) -> None:
         self._manager = manager
         self.block_size = block_size
+        self.num_groups = num_groups
         self.num_blocks = int(manager.block_pool.num_gpu_blocks) - 1  # its first holds nobody's tokens
+        self.num_spare = int(manager.watermark_blocks)
+        self._hashes_whole_blocks = hash_block_size == block_size
         self._hits: dict[Guest, tuple[int, Sequence[Any]]] = {}
         # What the plan of this step changes: blocks that somebody will hold, and content that can be shared at once.
         self._adopted: set[int] = set()
@@ -39,12 +49,12 @@ class GuestPool:
     def take(self, guest: Guest, num_tokens: int) -> None:
         """The plan has it compute up to so many tokens: full blocks are shared as soon as they are scheduled."""
         full = num_tokens // self.block_size
+        done = guest.num_computed
         if not guest.is_resident:
-            tokens, blocks = self._found(guest)
+            done, blocks = self._found(guest)
             self._adopted.update(block.block_id for block in blocks)
-            self._coming.update(guest.theirs.block_hashes[tokens // self.block_size : full])
-        else:
-            self._coming.update(guest.theirs.block_hashes[guest.num_computed // self.block_size : full])
+        if self._hashes_whole_blocks:
+            self._coming.update(guest.theirs.block_hashes[done // self.block_size : full])
 
     def num_free(self) -> int:
         """Blocks that nobody holds."""
@@ -57,6 +67,28 @@ class GuestPool:
     def num_hit(self, guest: Guest) -> int:
         """Tokens of a waiting request that the prefix cache holds, or will when the plan so far is scheduled."""
         return self._found(guest)[0] + self._num_coming(guest) * self.block_size
+
+    def may_find_more(self, decodes: Iterable[Guest]) -> bool:
+        """Whether one of those who were looked up in the last step that was planned may hit more blocks in this one.
+
+        Args:
+            decodes: who runs in it, a token each; vLLM shares a block in the step that fills it.
+        """
+        hits = self._hits
+        if not hits:
+            return False
+        if len(hits) > _MANY or not self._hashes_whole_blocks or self.num_groups > 1:
+            return True
+        cached, size = self._manager.block_pool.get_cached_block, self.block_size
+        wanted = set()
+        for guest, (tokens, _) in hits.items():
+            place, hashes = tokens // size, guest.theirs.block_hashes
+            if place < min(len(hashes), (guest.num_tokens - 1) // size):
+                wanted.add(hashes[place])
+        if any(cached(content, [0]) is not None for content in wanted):
+            return True
+        full = [g.theirs for g in decodes if g.theirs.num_computed_tokens % size == size - 1] if wanted else ()
+        return any(not wanted.isdisjoint(one.block_hashes[one.num_computed_tokens // size :]) for one in full)
 
     def _found(self, guest: Guest) -> tuple[int, Sequence[Any]]:
         """Tokens that are cached now, and their blocks."""

@@ -70,5 +70,8 @@ class GuestQueue(RequestQueue):  # type: ignore[misc]  # vLLM has no types where
     def __len__(self) -> int:
         return len(self._all)
 
+    def __contains__(self, request: object) -> bool:
+        return request in self._all
+
     def __iter__(self) -> Iterator[VllmRequest]:
         return iter(self._all)

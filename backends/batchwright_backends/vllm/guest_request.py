@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
     from batchwright.request import SLO, Request
 
-WAITING, RESIDENT, PREEMPTED, FINISHED = range(4)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Riding:
+    """Decodes that are in a batch as a whole, a token each; one for all guests, so that nothing is written into each.
+
+    Attributes:
+        guests: who rides now.
+    """
+
+    __slots__ = ("guests",)
+
+    def __init__(self) -> None:
+        """Nobody rides."""
+        self.guests: Collection[Guest] = ()
 
 
 class Guest:
@@ -22,6 +37,7 @@ class Guest:
         theirs: vLLM's request.
         state: where it is; set by the scheduler.
         table: gives the ids of its blocks.
+        riding: who rides; shared by all.
         hit: tokens of it that the prefix cache holds, while an offer of it is decided.
     """
 
@@ -42,11 +58,11 @@ class Guest:
         "num_cached",
         "num_prompt_tokens",
         "num_recomputed",
-        "plan",
         "predicted_output_tokens",
         "priority",
         "program_id",
         "request_id",
+        "riding",
         "sampling_params",
         "session_id",
         "slo",
@@ -56,17 +72,17 @@ class Guest:
         "weight",
     )
 
-    def __init__(self, theirs: VllmRequest, ours: Request, arrival_index: int, table: Any) -> None:
+    def __init__(self, theirs: VllmRequest, ours: Request, arrival_index: int, table: Any, riding: Riding) -> None:
         """Takes vLLM's request, and what is to be said of it for policies."""
         self.theirs = theirs
         self.table = table
         self.state = WAITING
         self.hit = 0
-        self.plan: Any = None  # the plan whose batch it may be in
+        self.riding = riding
         self._scheduled = 0
         self.request_id: str = theirs.request_id
         self.num_prompt_tokens: int = theirs.num_prompt_tokens
-        self.max_tokens: int = theirs.max_tokens
+        self.max_tokens: int = ours.sampling_params.max_tokens
         self.sampling_params = ours.sampling_params
         self.arrival_index = arrival_index
         self.arrival_ns = ours.arrival_ns
@@ -115,11 +131,20 @@ class Guest:
     @property
     def num_scheduled(self) -> int:
         """Tokens in the batch of the present step; 0: it is not in it."""
-        return self._scheduled or (1 if self.plan is not None and self.plan.rides(self) else 0)
+        return self._scheduled or int(self in self.riding.guests)
 
     @num_scheduled.setter
     def num_scheduled(self, value: int) -> None:
         self._scheduled = value
+
+    @property
+    def is_held(self) -> bool:
+        """vLLM will not run it in this step: its last token is on its way, or tokens from before its eviction are."""
+        theirs = self.theirs
+        if self.state != RESIDENT:
+            return bool(theirs.num_stale_output_tokens) and not theirs.drop_stale_output
+        coming = int(theirs.num_output_placeholders)
+        return coming > 0 and theirs.num_computed_tokens + 2 - coming >= theirs.num_prompt_tokens + theirs.max_tokens
 
     @property
     def block_table(self) -> Sequence[int]:
@@ -167,5 +192,5 @@ class Guest:
         return self.theirs.output_token_ids  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        state = ("waiting", "resident", "preempted", "finished")[self.state]
+        state = ("new", "waiting", "resident", "preempted", "finished")[self.state]
         return f"<Guest {self.request_id!r} {state}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens>"

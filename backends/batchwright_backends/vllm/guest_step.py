@@ -17,6 +17,7 @@ class Pool(Protocol):
 
     num_blocks: int
     block_size: int
+    num_spare: int
 
     def num_free(self) -> int:
         """Blocks that nobody holds."""

@@ -9,7 +9,8 @@ from typing import Any
 from batchwright.decisions import Decisions
 from batchwright.errors import PolicyError
 from batchwright.hookspecs import HOLD
-from batchwright_backends.vllm.guest_request import PREEMPTED, RESIDENT, WAITING, Guest
+from batchwright.request import PREEMPTED, RESIDENT, WAITING
+from batchwright_backends.vllm.guest_request import Guest, Riding
 from batchwright_backends.vllm.guest_step import GuestStep, Line, Pool
 from batchwright_backends.vllm.watchdog import PolicyTimeoutError
 
@@ -28,11 +29,12 @@ class Plan:
         victims: who is to be evicted, in order.
     """
 
-    def __init__(self, step: GuestStep, decisions: Decisions, pool: Pool, until_ns: int) -> None:
+    def __init__(self, step: GuestStep, decisions: Decisions, pool: Pool, riding: Riding, until_ns: int) -> None:
         """Nothing is decided yet; from ``until_ns`` of ``time.perf_counter_ns`` on the policy has taken too long."""
         self.step = step
         self.counts: dict[Guest, int] = {}
         self.riders: Collection[Guest] = ()
+        self._riding = riding
         self.victims: list[Guest] = []
         self._decisions = decisions
         self._pool = pool
@@ -46,6 +48,11 @@ class Plan:
     def num_tokens(self) -> int:
         """Tokens of the batch."""
         return len(self.riders) + sum(self.counts.values())
+
+    @property
+    def rides_whole(self) -> bool:
+        """Whether all residents ride, in their order, and no resident does anything else."""
+        return self.riders is self.step.running and not self.victims and len(self.counts) == len(self._admitted)
 
     def residents(self) -> Iterator[Guest]:
         """Residents that run, in order."""
@@ -114,10 +121,10 @@ class Plan:
 
     def undo(self) -> None:
         """The policy's plan stands in no request any more."""
+        self._riding.guests = ()
         for guest in self._touched:
             guest.num_scheduled = 0
             guest.hit = 0
-            guest.plan = None
         for guest in self.victims:
             guest.state = RESIDENT
         for guest in self._new:
@@ -147,15 +154,17 @@ class Plan:
             riders, rest = everybody[:first], everybody[first:]
         if not len(riders) or len(riders) > min(step.budget, step.free_blocks, step.limits.max_num_seqs):
             return offer
-        self.riders = riders if isinstance(riders, Line) else dict.fromkeys(riders)
+        self.riders = self._riding.guests = riders if isinstance(riders, Line) else dict.fromkeys(riders)
         step.budget -= len(riders)
         step.batch = list(riders)
         if step.waiting or rest or step.prefilling:  # somebody may look at them, or need what they leave
             size = step.block_size
-            step.free_blocks -= sum(guest.theirs.num_computed_tokens % size == 0 for guest in riders)
-            for guest in riders:
-                guest.plan = self
-            self._touched += riders
+            places = [guest.theirs.num_computed_tokens % size for guest in riders]
+            step.free_blocks -= places.count(0)
+            if size - 1 in places:  # they fill a block, which others can share at once
+                for guest, place in zip(riders, places, strict=True):
+                    if place == size - 1:
+                        self._pool.take(guest, guest.num_computed + 1)
         return rest
 
     def _offer(self, guest: Guest) -> None:
@@ -186,7 +195,7 @@ class Plan:
 
     def _num_tokens(self, guest: Guest) -> int:
         step, pending = self.step, guest.num_pending
-        if not step.budget or pending < 1:
+        if not step.budget or pending < 1 or guest.is_held:
             return 0
         if pending == 1:
             return 1
@@ -207,10 +216,11 @@ class Plan:
         return True
 
     def _has_room(self, guest: Guest, num: int, *, is_new: bool) -> bool:
-        """Blocks for this chunk; of a newcomer, vLLM wants those of its whole present length free."""
+        """Blocks for this chunk; of a newcomer, vLLM wants those of its whole present length free, and some to spare
+        where somebody runs."""
         step, pool = self.step, self._pool
-        while (
-            needed := pool.needed(guest, guest.num_tokens if is_new else guest.num_computed + num)
+        while (needed := pool.needed(guest, guest.num_tokens if is_new else guest.num_computed + num)) + (
+            pool.num_spare if is_new and step.num_residents else 0
         ) > step.free_blocks:
             if not self._evict_for(guest, "blocks"):
                 return False
@@ -242,6 +252,7 @@ class Plan:
                 other.num_scheduled = 1
             self._touched += others
             self.riders, num = (), 1
+            self._riding.guests = ()
         victim.num_scheduled = 0
         if num:
             step.budget += num

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMiss
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
 from backends.vllm.guest_policies import Blind, Cuts, Hangs, Idle, Noted, Offers, Raises, Slow
-from backends.vllm.test_host import Run, check_answers, load, offer, stock
+from backends.vllm.test_host import Run, answer, check_answers, load, offer, stock
 from batchwright import Policy
 from batchwright.errors import ConfigError
 from batchwright.request import Request
@@ -26,6 +26,7 @@ from batchwright_backends.vllm.guest import GuestMixin
 from batchwright_backends.vllm.guest_making import make_scheduler
 from batchwright_backends.vllm.guest_request import Guest
 from batchwright_backends.vllm.guest_step import GuestStep
+from batchwright_backends.vllm.surfaces import Surface
 from peers_vllm import Vllm
 
 POLICIES = ("vllm_v1", "prefill_first", "stall_free:chunk_size=24", "vtc", "priority", "sjf", "mlfq", "lpm")
@@ -71,11 +72,12 @@ def finish_all(run: Run, seed: int = 3) -> list[Any]:
 def shadow_is_true(run: Run) -> None:
     """What the policy sees is what there is."""
     core: Any = run.core
-    assert [g.request_id for g in core._waiting] == [r.request_id for r in core.waiting]
-    assert [g.request_id for g in core._residents] == [r.request_id for r in core.running]
-    assert all(g.is_resident for g in core._residents) and all(g.is_waiting for g in core._waiting)
-    assert {g.request_id for g in core._prefilling} == {r.request_id for r in core.running if r.is_prefill_chunk}
-    assert set(core._guests) == set(core.requests)
+    shadow = core._shadow
+    assert [g.request_id for g in shadow.waiting] == [r.request_id for r in core.waiting]
+    assert [g.request_id for g in shadow.residents] == [r.request_id for r in core.running]
+    assert all(g.is_resident for g in shadow.residents) and all(g.is_waiting for g in shadow.waiting)
+    assert {g.request_id for g in shadow.prefilling} == {r.request_id for r in core.running if r.is_prefill_chunk}
+    assert set(shadow.guests) == set(core.requests)
 
 
 @pytest.mark.parametrize("num_blocks", [14, 200])
@@ -91,7 +93,8 @@ def test_everybody_gets_his_tokens(policy: str, num_blocks: int) -> None:
     run.finish()
     check_answers(run, rows)
     core: Any = run.core
-    assert not core._guests and not len(core._waiting) and not len(core._residents)
+    shadow = core._shadow
+    assert not shadow.guests and not len(shadow.waiting) and not len(shadow.residents)
     assert core.num_faults == 0 and "raised" not in core.num_fallbacks
 
 
@@ -225,15 +228,16 @@ def test_what_a_policy_sees_has_every_name_of_ours() -> None:
     offer(run, load(1)[0])
     run.step()
     core: Any = run.core
-    for ours, theirs in ((Request, next(iter(core._guests.values()))), (Step, core._step)):
+    for ours, theirs in ((Request, next(iter(core._shadow.guests.values()))), (Step, core._step)):
         names = [name for name in (*ours.__slots__, *vars(ours)) if not name.startswith("_")]
         assert [name for name in names if not hasattr(theirs, name)] == []
-    assert isinstance(core._step, GuestStep) and isinstance(next(iter(core._guests.values())), Guest)
+    assert isinstance(core._step, GuestStep) and isinstance(next(iter(core._shadow.guests.values())), Guest)
 
 
 def test_what_is_used_of_vllm_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchwright_backends.vllm.expressible.SURFACES", ("waiting", "no_such_thing"))
-    with pytest.raises(ConfigError, match=r"has not what Batchwright's guest needs of its scheduler: no_such_thing"):
+    lacking = Surface(("guest",), "vllm.v1.core.sched.scheduler", "Scheduler", ("waiting", "no_such_thing(request)"))
+    monkeypatch.setattr("batchwright_backends.vllm.lacking.SURFACES", (lacking,))
+    with pytest.raises(ConfigError, match=r"guest needs of its scheduler: Scheduler.no_such_thing; it was run with"):
         guest("vllm_v1", 30, 4, 40)
 
 
@@ -283,4 +287,114 @@ def test_asynchronous_scheduling(policy: str, num_blocks: int) -> None:
     run_ahead(run, rows)
     check_answers(run, rows)
     core: Any = run.core
-    assert not core._guests and core.num_faults == 0 and "raised" not in core.num_fallbacks
+    assert not core._shadow.guests and core.num_faults == 0 and "raised" not in core.num_fallbacks
+
+
+def with_options(policy: str, options: dict[str, Any], num_blocks: int = 60, seats: int = 5) -> Run:
+    """A guest where vLLM's scheduler has further options."""
+    section = {"batchwright": {"policy": policy}}
+    made = type("AsGuest", (GuestOfVllm,), {"additional_config": section, "options": options})
+    return Run(made(num_blocks, 16, seats, 48))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"policy": "priority"}, "vLLM's own priorities: leave --scheduling-policy out"),
+        ({"long_prefill_token_threshold": 8}, "vLLM's own cap on long prompts: leave --long-prefill-token-threshold"),
+    ],
+)
+def test_what_vllm_would_decide_itself_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        with_options("vllm_v1", options)
+
+
+@pytest.mark.parametrize("options", [{"watermark": 0.3}, {"max_num_active_seqs": 2}])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bounds_of_vllms_own_are_kept_to(policy: str, options: dict[str, Any]) -> None:
+    """Plans know them, so that vLLM never does something else than was planned."""
+    run = with_options(policy, options)
+    rows = load(1)
+    most = 0
+    for row in rows:
+        offer(run, row)
+        run.step()
+        most = max(most, len(run.core.running))
+    run.finish()
+    check_answers(run, rows)
+    assert "otherwise" not in run.core.num_fallbacks
+    assert most <= options.get("max_num_active_seqs", 5)
+
+
+def test_what_vllm_does_otherwise_is_counted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A bound of vLLM's own that no plan knows of, such as that on adapters."""
+    run = guest("vllm_v1", 200, 5, 400)
+    run.core.max_num_active_reqs = 1
+    rows = load(2)[:4]
+    for row in rows:
+        offer(run, row)
+    with caplog.at_level("WARNING", "vllm.batchwright"):
+        run.step()
+    assert run.core.num_fallbacks == {"otherwise": 1}
+    assert "r1 runs 0 tokens, not " in caplog.text
+    run.finish()
+    check_answers(run, rows)
+
+
+def asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each step for which the policy is asked."""
+    steps: list[int] = []
+    ask = run.core.decisions.admission
+
+    def admission(step: Any) -> Any:
+        steps.append(step.index)
+        return ask(step)
+
+    monkeypatch.setattr(run.core.decisions, "admission", admission)
+    return steps
+
+
+@pytest.mark.parametrize(("num_blocks", "seats"), [(200, 3), (20, 6)])
+@pytest.mark.parametrize("policy", ["vllm_v1", "prefill_first", "stall_free", "sjf"])
+def test_a_stationary_policy_is_asked_only_where_something_changed(
+    policy: str, num_blocks: int, seats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes, while others wait for a seat, or for blocks, and then alone."""
+    run = guest(policy, num_blocks, seats, 400)
+    steps = asked(run, monkeypatch)
+    rows = [(f"r{i}", [i + 1] * 70, 30, 0, True) for i in range(6)]
+    for row in rows:
+        offer(run, row)
+    run.finish()
+    check_answers(run, rows)
+    core: Any = run.core
+    assert len(steps) + core.num_unasked == sum(bool(step) for step in run.workers.steps)
+    assert core.num_unasked > core.num_steps / 3
+    shadow_is_true(run)
+
+
+def test_who_is_not_stationary_is_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy in ("vtc", "mlfq"):
+        run = guest(policy, 200, 3, 400)
+        steps = asked(run, monkeypatch)
+        for i in range(6):
+            offer(run, (f"r{i}", [i + 1] * 70, 30, 0, True))
+        run.finish()
+        assert run.core.num_unasked == 0 and len(steps) == sum(bool(step) for step in run.workers.steps)
+
+
+def test_a_block_that_a_decode_fills_lets_in_who_waits_for_it() -> None:
+    """In that very step, as in stock: the decode takes another block in the next one, and evicts it."""
+    runs = stock(8, 4, 400), guest("vllm_v1", 8, 4, 400)
+    for run in runs:
+        first = [3] * 60
+        run.add("a", first, 40, ignore_eos=True)
+        run.step()
+        coming = answer(first, 40, ignore_eos=True)
+        run.add("b", [*first, *coming[:4], *[5] * 49], 3, ignore_eos=True)
+        for _ in range(8):
+            run.step()
+    one, other = runs
+    assert other.workers.steps == one.workers.steps
+    assert [i for i, step in enumerate(other.workers.steps) if "b" in step] == [4]
+    assert other.core.num_unasked > 0

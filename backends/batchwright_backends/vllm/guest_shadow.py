@@ -1,0 +1,81 @@
+"""Who is where in vLLM's scheduler, in the order in which a policy sees them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchwright.request import FINISHED, RESIDENT, WAITING
+from batchwright_backends.vllm.guest_request import Guest, Riding
+from batchwright_backends.vllm.guest_step import Line
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
+
+
+class Shadow:
+    """Requests of vLLM's scheduler, as guests.
+
+    Attributes:
+        guests: unfinished requests by id.
+        strange: those that the policy is not shown, by id: their inputs come bit by bit, and they come and go by
+            themselves.
+        waiting, residents, prefilling: as of a step; who waits for a grammar is in none of them.
+        evicted: since the last step.
+        riding: who is in the batch as a whole.
+    """
+
+    def __init__(self) -> None:
+        """Nobody is here."""
+        self.guests: dict[str, Guest] = {}
+        self.strange: dict[str, VllmRequest] = {}
+        self.waiting, self.residents, self.prefilling = Line(), Line(), Line()
+        self.evicted: list[Guest] = []
+        self.riding = Riding()
+
+    def arrive(self, guest: Guest) -> None:
+        """It waits."""
+        self.guests[guest.request_id] = guest
+        self.waiting.append(guest)
+
+    def admit(self, guest: Guest) -> None:
+        """It holds blocks, and prefills."""
+        self.waiting.discard(guest)
+        self.residents.append(guest)
+        self.prefilling.append(guest)
+        guest.state = RESIDENT
+
+    def evict(self, request_id: str) -> None:
+        """It lost its blocks, and waits at the head."""
+        guest = self.guests.get(request_id)
+        if guest is not None:
+            self.residents.discard(guest)
+            self.prefilling.discard(guest)
+            self.waiting.prepend(guest)
+            guest.state = WAITING
+            self.evicted.append(guest)
+
+    def leave(self, request_id: str) -> Guest | None:
+        """It has ended; None: the policy never saw it."""
+        self.strange.pop(request_id, None)
+        guest = self.guests.pop(request_id, None)
+        if guest is not None:
+            guest.state = FINISHED
+            for line in (self.waiting, self.residents, self.prefilling):
+                line.discard(guest)
+        return guest
+
+    def take_evicted(self) -> list[Guest]:
+        """Who was evicted since this was asked last."""
+        evicted, self.evicted = self.evicted, []
+        return evicted
+
+    def block(self, scheduler: Any) -> None:
+        """Who waits for a grammar is shown to the policy when that is there."""
+        for request in list(scheduler.deferred_waiting):
+            if scheduler._is_blocked_waiting_status(request.status):
+                guest = self.guests.get(request.request_id)
+                if scheduler._handle_blocked_waiting_request(request):
+                    if guest is not None and guest not in self.waiting:
+                        self.waiting.append(guest)
+                elif guest is not None:
+                    self.waiting.discard(guest)
