@@ -204,6 +204,12 @@ def test_tuning_prints_the_config_to_use(cli: Cli) -> None:
     assert text == f"policy:\n  use: stall_free\n  chunk_size: {best}"
     Path("best.yaml").write_text(text)
     assert cli("run", "best.yaml", "--workload", HEAVY).code == 0
+    if importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2"):
+        page = Path("out/report.html").read_text()
+        assert "Tuning of stall_free" in page and f"chunk_size: {best}" in page
+        Path("out/report.html").unlink()
+        assert cli("report", "out", "--figures", "paper").code == 0
+        assert Path("out/report.html").read_text() == page and Path("paper/parameters.pdf").is_file()
     assert cli(*command, "four.json", "--trials", "4", "--resume").code == 0
     three, four = (json.loads(Path(name).read_text())["trials"] for name in ("three.json", "four.json"))
     assert four[:3] == three and len(four) == 4

@@ -129,10 +129,15 @@ def test_a_folder_of_something_else(cli: Cli, monday: Path) -> None:
 
 def test_a_sweep_is_not_taken_for_arms(cli: Cli, monday: Path) -> None:
     path = monday / "experiment.json"
-    path.write_text(path.read_text().replace('"design": "ab"', '"design": "tune"'))
+    text = path.read_text()
+    path.write_text(text.replace('"design": "ab"', '"design": "census"'))
     answer = cli("report", monday)
     assert answer.code == 1
-    assert "monday holds a tune" in answer.error
+    assert "monday holds a census" in answer.error
+    path.write_text(text.replace('"design": "ab"', '"design": "tune"'))
+    answer = cli("report", monday)
+    assert answer.code == 2
+    assert "monday/summary.json is of an older release, or of another experiment" in answer.error
 
 
 def test_files_of_others_are_not_written_over(cli: Cli, monday: Path) -> None:

@@ -48,7 +48,7 @@ def check_figures(folder: Path | None, option: str = "--figures") -> None:
 
 
 def write_design(folder: Folder, page: Path | None, figures: Path | None, *, quiet: bool = False) -> None:
-    """:func:`write_pages` of a sweep or a capacity search, from what its folder holds.
+    """:func:`write_pages` of a sweep, or of a search of capacities or parameters, from what its folder holds.
 
     Raises:
         WorkloadError: it holds no results.

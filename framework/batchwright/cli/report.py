@@ -42,8 +42,8 @@ def report(
 
     DIR is what --out of run or ab wrote. Its report.html is made anew; nothing runs again. Runs of several folders are
     compared when they were offered the same requests; the first arm of the first folder is what all others are
-    compared with. An arm that several folders have with the same records counts once. The folder of a sweep or of a
-    capacity search is reported on by itself. A file that vllm bench serve wrote with --save-result
+    compared with. An arm that several folders have with the same records counts once. The folder of a sweep, of
+    a capacity search or of a tuning is reported on by itself. A file that vllm bench serve wrote with --save-result
     --save-detailed is an arm too.
 
     \b

@@ -99,10 +99,12 @@ def tune(
     """
     from batchwright.cli.designs import prepare, show, writes
     from batchwright.cli.output import check_writable, show_progress
+    from batchwright.cli.pages import write_design
     from batchwright.cli.program import FAILED, INTERRUPTED, OK
     from batchwright.lab.designs.bounds import goals_of, split_slo
     from batchwright.lab.designs.study import STUDY
-    from batchwright.lab.designs.tune import TunePlan, run_tune
+    from batchwright.lab.designs.tune import run_tune
+    from batchwright.lab.designs.tune_plan import TunePlan
     from batchwright.lab.designs.tune_report import format_tuning, print_tuning
     from batchwright.lab.repetition import parse_seeds
 
@@ -136,4 +138,5 @@ def tune(
     writes(output.json_file, found.write_json)
     if saved is not None:
         saved.folder.write_summary(found.to_json())
+        write_design(saved.folder, saved.folder.report_path, None, quiet=output.quiet)
     raise typer.Exit(INTERRUPTED if found.was_interrupted else OK if found.best is not None else FAILED)

@@ -22,8 +22,9 @@ from batchwright.lab.designs.capacity import capacity
 from batchwright.lab.designs.capacity_report import format_capacity
 from batchwright.lab.designs.sweep import Sweep, sweep
 from batchwright.lab.designs.sweep_report import format_sweep
-from batchwright.lab.designs.tune import Tuning, tune
+from batchwright.lab.designs.tune import tune
 from batchwright.lab.designs.tune_report import format_tuning
+from batchwright.lab.designs.tuning import Tuning
 from batchwright.lab.load import Load
 from batchwright.lab.loading import load_workload
 from batchwright.lab.materialize import Offer, materialize, offers, with_token_ids

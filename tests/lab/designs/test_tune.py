@@ -16,8 +16,10 @@ from batchwright import EngineConfig
 from batchwright.errors import ConfigError
 from batchwright.lab import load_workload
 from batchwright.lab.designs.space import Space, make_spaces
-from batchwright.lab.designs.tune import HELD_OUT, Tuning, tune
+from batchwright.lab.designs.tune import tune
+from batchwright.lab.designs.tune_plan import HELD_OUT
 from batchwright.lab.designs.tune_report import config_to_use, format_tuning
+from batchwright.lab.designs.tuning import Tuning
 from batchwright.lab.executors import Task
 from batchwright.lab.experiment import RUNS
 
@@ -112,6 +114,20 @@ def test_the_best_is_found_and_holds_on_fresh_seeds() -> None:
     assert closing(found).startswith("the gain holds on fresh seeds; ttft_mean was 0.")
     assert config_to_use(found) == {"policy": {"use": "stall_free", "chunk_size": chunk_of(found)}}
     assert f"chunk_size: {chunk_of(found)}" in format_tuning(found)
+
+
+def test_a_goal_that_no_table_has_is_validated_seed_by_seed() -> None:
+    """A percentile that is no metric, or a share: by Student's t over the fresh seeds."""
+    for goal in ("ttft_p97", "ttft_mean"):
+        found = search(goal=goal)
+        assert found.best is not None and closing(found).startswith("the gain holds on fresh seeds"), goal
+        text = format_tuning(found, 200)
+        assert re.search(rf"^{goal} .* better$", text, re.M), goal
+    alone = search(goal="ttft_p97", held_out=1)
+    assert "a gain is not shown on fresh seeds" in closing(alone)
+    assert alone.to_json()["gain"]["words"] == "not tested"
+    noise = search(lambda task: random.Random(f"{task.seed} {chunk(task)}").uniform(0.4, 0.6), goal="ttft_p97")
+    assert "a gain is not shown on fresh seeds" in closing(noise)
 
 
 def chunk_of(found: Tuning) -> int:

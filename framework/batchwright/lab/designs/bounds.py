@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from batchwright.errors import ConfigError
 from batchwright.lab.designs.margin import mean_margin
@@ -48,6 +49,10 @@ class Bound:
         if self.included and value == self.limit:
             return True
         return value < self.limit if self.below else value > self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"text": self.text, "name": self.measure.name, "unit": self.measure.unit, "limit": self.limit}
 
     def edge(self, values: Sequence[float | None], confidence: float) -> float | None:
         """The end of the interval of the mean that is nearer to the limit, one-sided; None where a value is undefined.

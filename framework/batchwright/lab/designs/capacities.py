@@ -8,6 +8,7 @@ from typing import Any
 
 from batchwright.errors import ConfigError
 from batchwright.lab.designs.answer import Answer
+from batchwright.lab.designs.capacity_closing import closing_lines
 from batchwright.lab.designs.capacity_plan import CapacityPlan
 from batchwright.lab.designs.ratio import Ratio
 from batchwright.version import RECORD_VERSION
@@ -130,6 +131,7 @@ class Capacities(Answer):
             "record_version": RECORD_VERSION,
             "design": "capacity",
             "slo": [bound.text for bound in self.plan.bounds],
+            "bounds": [bound.to_json() for bound in self.plan.bounds],
             "seeds": list(self.plan.seeds),
             "confidence": self.plan.confidence,
             "tolerance": self.plan.tolerance,
@@ -141,6 +143,7 @@ class Capacities(Answer):
             "base_rate": self.base_rate,
             "arms": {arm.arm: _arm_to_json(arm) for arm in self.arms},
             "ratios": [ratio.to_json() for ratio in self.ratios],
+            "closing": list(closing_lines(self)),
         }
 
 

@@ -21,3 +21,9 @@ def mean_margin(values: Sequence[float], share: float) -> float:
     mean = math.fsum(values) / num
     variance = math.fsum((v - mean) ** 2 for v in values) / (num - 1)
     return t_quantile(share, num - 1) * math.sqrt(variance / num)
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean; None where there is no value, or one is undefined."""
+    known = [v for v in values if v is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from batchwright.config import EngineConfig
 from batchwright.errors import BatchwrightError, ConfigError, ExperimentError
 from batchwright.lab.compare import Comparison, compare
+from batchwright.lab.designs.answer import Answer
 from batchwright.lab.designs.axis import Axis, Point, in_words, make_axes, points_of
 from batchwright.lab.designs.replicates import slim, tasks_of
 from batchwright.lab.designs.setup import Setup
+from batchwright.lab.designs.sweep_closing import closing_lines, telling
 from batchwright.lab.executors import Executor, Outcome, Task, choose_executor
 from batchwright.lab.experiment import run_tasks
 from batchwright.lab.family import LEVEL, PRIMARY, Family
@@ -60,7 +60,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Answer):
     """Arms at every point of a grid.
 
     Attributes:
@@ -121,15 +121,8 @@ class Sweep:
             "seeds": list(self.seeds),
             "points": [_point_to_json(point) for point in self.points],
             "missing": [dict(point) for point in self.missing],
+            "closing": list(closing_lines(self, telling(self))),
         }
-
-    def write_json(self, path: str | Path) -> None:
-        """Write the results to a file.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        Path(path).write_text(json.dumps(self.to_json(), allow_nan=False) + "\n", encoding="utf-8")
 
 
 def sweep(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -12,11 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from batchwright.lab.designs.axis import shown
-from batchwright.lab.designs.tune import DEFAULT, TUNED, Trial, Tuning
-from batchwright.lab.metrics import METRICS
+from batchwright.lab.designs.gain import gain_of
+from batchwright.lab.designs.tune_closing import closing_lines, goal_number
+from batchwright.lab.designs.tune_plan import DEFAULT, TUNED
+from batchwright.lab.designs.tuning import Trial, Tuning
 from batchwright.lab.printing import as_text, bare_table, bullets, facts
-from batchwright.lab.verdict import BETTER, WORSE, Verdict
-from batchwright.lab.wording import NONE, size
+from batchwright.lab.verdict import BETTER, WORSE
+from batchwright.lab.wording import NONE
 
 BEST = 5
 """Trials of the table."""
@@ -90,8 +91,8 @@ def _trials(tuning: Tuning) -> Table:
         table.add_row(
             str(trial.number),
             *(Text(shown(trial.values[space.name])) for space in tuning.plan.spaces),
-            _number(trial.goal),
-            *(Text(_number(trial.edges[bound.text])) for bound in tuning.plan.bounds),
+            goal_number(trial.goal),
+            *(Text(goal_number(trial.edges[bound.text])) for bound in tuning.plan.bounds),
             Text(_remark(tuning, trial), style="" if trial.met else "dim"),
         )
     return table
@@ -114,74 +115,18 @@ def _validation(tuning: Tuning) -> Table:
         table.add_column(heading, justify="right")
     table.add_column(Text("difference [interval]"))
     found = {arm: tuning.on_fresh_seeds(arm) for arm in (DEFAULT, TUNED)}
-    goals = [_number(found[arm][0]) for arm in (DEFAULT, TUNED)]
-    table.add_row(Text(plan.goal.name), *goals, _difference(_verdict(tuning)))
+    goals = [goal_number(found[arm][0]) for arm in (DEFAULT, TUNED)]
+    table.add_row(Text(plan.goal.name), *goals, _difference(tuning))
     for bound in plan.bounds:
         edges = [found[arm][1].get(bound.text) for arm in (DEFAULT, TUNED)]
-        cells = [f"{_number(edge)}{'' if bound.met(edge) else ' (missed)'}" for edge in edges]
+        cells = [f"{goal_number(edge)}{'' if bound.met(edge) else ' (missed)'}" for edge in edges]
         table.add_row(Text(bound.text), *cells, "")
     return table
 
 
-def _verdict(tuning: Tuning) -> Verdict | None:
-    if tuning.validation is None:
-        return None
-    return next((v for v in tuning.validation.verdicts if v.metric == tuning.plan.goal.metric), None)
-
-
-def _difference(verdict: Verdict | None) -> Text:
-    if verdict is None or verdict.metric not in METRICS:
+def _difference(tuning: Tuning) -> Text:
+    gain = gain_of(tuning)
+    if gain is None:
         return Text(NONE)
-    said = Text(size(METRICS[verdict.metric], verdict))
-    style = {BETTER: "green", WORSE: "red"}.get(verdict.words, "")
-    return said.append(" " if said else "").append(verdict.words, style=style)
-
-
-def closing_lines(tuning: Tuning) -> Iterator[str]:
-    """What was found and whether to believe it, most urgent first."""
-    plan, best = tuning.plan, tuning.best
-    if tuning.was_interrupted:
-        yield f"interrupted: {len(tuning.trials)} of {plan.num_trials} trials are done"
-    failed = [trial for trial in tuning.trials if trial.error is not None]
-    if failed:
-        yield f"{len(failed)} trials failed, the first with: {failed[0].error}"
-    if best is None:
-        yield "no trial met all objectives: widen the spaces, or relax the objectives"
-        return
-    if best.values == tuning.given:
-        yield "nothing that was tried is better than what was given: keep it"
-        return
-    yield from _at_an_end(tuning, best.values)
-    if tuning.validation is None:
-        yield "the best trial was not validated: of many trials the best looks better than it is"
-        return
-    yield from _validated(tuning, best)
-
-
-def _at_an_end(tuning: Tuning, values: Mapping[str, Any]) -> Iterator[str]:
-    """Values at the end of their range: beyond it there may be better ones."""
-    for space in tuning.plan.spaces:
-        value = values[space.name]
-        if space.kind != "choice" and value in (space.low, space.high):
-            yield f"the best {space.name} is {shown(value)}, an end of its range: a wider one may hold a better"
-
-
-def _validated(tuning: Tuning, best: Trial) -> Iterator[str]:
-    plan = tuning.plan
-    goal, edges = tuning.on_fresh_seeds(TUNED)
-    verdict = _verdict(tuning)
-    search = f"{plan.goal.name} was {_number(best.goal)} in the search and is {_number(goal)} on fresh seeds"
-    if verdict is not None and verdict.words == BETTER:
-        yield f"the gain holds on fresh seeds; {search}"
-    elif verdict is not None and verdict.words == WORSE:
-        yield f"on fresh seeds it is worse than what was given: keep that; {search}"
-    else:
-        given, _ = tuning.on_fresh_seeds(DEFAULT)
-        yield f"a gain is not shown on fresh seeds (as given: {_number(given)}); {search}: take more seeds or requests"
-    missed = [bound.text for bound in plan.bounds if not bound.met(edges.get(bound.text))]
-    if missed:
-        yield f"on fresh seeds the tuned arm does not meet {', '.join(missed)} with {plan.confidence:.0%} confidence"
-
-
-def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:,.4g}"
+    style = {BETTER: "green", WORSE: "red"}.get(gain.words, "")
+    return Text(gain.size).append(" " if gain.size else "").append(gain.words, style=style)

@@ -92,8 +92,8 @@ def thin_grid(axes: Axes) -> None:
     axes.tick_params(which="minor", length=1, width=0.4)
 
 
-def draw_limit(axes: Axes, value: float, text: str, *, vertical: bool) -> None:
-    """A line for an objective or a limit, with its words on it."""
+def draw_limit(axes: Axes, value: float, text: str, *, vertical: bool, at_end: bool = False) -> None:
+    """A line for an objective or a limit, with its words on it: of a level one, at its begin or its end."""
     line: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2)), "zorder": 1.5}
     box: dict[str, Any] = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"}
     if vertical:
@@ -107,8 +107,17 @@ def draw_limit(axes: Axes, value: float, text: str, *, vertical: bool) -> None:
         axes.text(value, 0.04, text, fontsize=7, bbox=box, zorder=2, **place)
     else:
         axes.axhline(value, **line)
-        flat: dict[str, Any] = {"ha": "left", "va": "center"}
-        axes.text(0.02, value, text, fontsize=7, bbox=box, zorder=2, transform=axes.get_yaxis_transform(), **flat)
+        flat: dict[str, Any] = {"ha": "right" if at_end else "left", "va": "center"}
+        axes.text(
+            0.98 if at_end else 0.02,
+            value,
+            text,
+            fontsize=7,
+            bbox=box,
+            zorder=2,
+            transform=axes.get_yaxis_transform(),
+            **flat,
+        )
 
 
 def time_scale(duration_s: float) -> tuple[float, str]:

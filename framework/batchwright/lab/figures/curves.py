@@ -116,7 +116,8 @@ def _draw(arms: Sequence[Arm], x: str, panels: Sequence[Panel], figure: Figure) 
             _draw_curve(axes, by_name[curve.arm], curve, arms.index(by_name[curve.arm]), len(arms))
         _scale(axes, panel)
         if panel.limit is not None:
-            draw_limit(axes, panel.limit, f"SLO {plain(panel.limit)}", vertical=False)
+            at_end = _is_free_at_end(axes, panel, panel.limit)
+            draw_limit(axes, panel.limit, f"SLO {plain(panel.limit)}", vertical=False, at_end=at_end)
         axes.set_ylabel(panel.metric)
     xs = sorted({place for panel in panels for curve in panel.curves for place in curve.xs})
     if xs and xs[0] > 0 and xs[-1] / xs[0] > _MANY:
@@ -142,6 +143,18 @@ def _draw_curve(axes: Axes, arm: Arm, curve: Curve, place: int, num: int) -> Non
         at = min(int((place + 0.5) / num * (len(curve.xs) - 1)), len(curve.xs) - 2)
         x, y = (curve.xs[at] + curve.xs[at + 1]) / 2, (curve.means[at] + curve.means[at + 1]) / 2
         write_letter(axes, how, x, y)
+
+
+def _is_free_at_end(axes: Axes, panel: Panel, limit: float) -> bool:
+    """Whether the curves are farther from a limit where they end than where they begin."""
+    is_log = axes.get_yscale() == "log"
+
+    def room(place: int) -> float:
+        ends = [curve.means[place] for curve in panel.curves if len(curve.xs)]
+        apart = (abs(np.log(y / limit)) if is_log and y > 0 and limit > 0 else abs(y - limit) for y in ends)
+        return float(min(apart, default=0.0))
+
+    return room(-1) > room(0)
 
 
 def _scale(axes: Axes, panel: Panel) -> None:

@@ -1,13 +1,13 @@
-"""Figures of designs with many points, from their ``summary.json``: capacities against rate, sweeps along an axis."""
+"""Figures of designs, from their ``summary.json``: capacities against rate, sweeps along an axis, trials."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from batchwright.lab.designs.bounds import parse_bounds
 from batchwright.lab.figures.curves import Panel, curve_of, curves_plot
 from batchwright.lab.figures.plot import Plot
+from batchwright.lab.figures.trials import trial_plots
 from batchwright.lab.metrics import METRICS
 
 SWEPT = ("p99_ttft_ms", "p99_itl_ms", "mean_e2el_ms", "request_goodput", "request_throughput")
@@ -22,15 +22,18 @@ _SEEDS = "bands reach from the lowest to the highest of {} seeds"
 
 
 def design_plots(summary: Mapping[str, Any], objectives: Mapping[str, float] | None = None) -> list[Plot]:
-    """The figures of a sweep or a capacity search.
+    """The figures of a sweep, of a search of capacities, or of parameters.
 
     Args:
         summary: what its ``to_json`` gave.
-        objectives: of requests, by metric: drawn as lines.
+        objectives: of requests, by metric: drawn as lines in a sweep.
     """
-    if summary.get("design") == "capacity":
+    design = summary.get("design")
+    if design == "capacity":
         return _capacity(summary)
-    return list(_sweep(summary, objectives or {})) if summary.get("design") == "sweep" else []
+    if design == "tune":
+        return trial_plots(summary)
+    return list(_sweep(summary, objectives or {})) if design == "sweep" else []
 
 
 def _capacity(summary: Mapping[str, Any]) -> list[Plot]:
@@ -38,24 +41,18 @@ def _capacity(summary: Mapping[str, Any]) -> list[Plot]:
     if not any(found["points"] for found in arms.values()):
         return []
     panels = []
-    for bound in (bound for text in summary["slo"] for bound in parse_bounds(text)):
+    for bound in summary["bounds"]:
+        text, unit = bound["text"], bound["unit"]
         curves = [
             curve_of(
                 arm,
-                {point["load"]: point["values"].get(bound.text, ()) for point in found["points"]},
-                {point["load"]: not _fails(point, bound.text) for point in found["points"]},
+                {point["load"]: point["values"].get(text, ()) for point in found["points"]},
+                {point["load"]: text not in point["limited_by"] for point in found["points"]},
             )
             for arm, found in arms.items()
         ]
-        unit = f" ({bound.measure.unit})" if bound.measure.unit in ("s", "ms") else ""
-        panels.append(
-            Panel(
-                f"{bound.measure.name}{unit}",
-                [c for c in curves if len(c.xs)],
-                bound.limit,
-                bound.measure.unit == "share",
-            )
-        )
+        label = f"{bound['name']} ({unit})" if unit in ("s", "ms") else bound["name"]
+        panels.append(Panel(label, [c for c in curves if len(c.xs)], bound["limit"], unit == "share"))
     caption = (
         "Loads that were tried. A filled mark meets the objective of its panel with "
         f"{summary['confidence']:.0%} confidence, a hollow one does not; " + _SEEDS.format(len(summary["seeds"])) + "."
@@ -63,10 +60,6 @@ def _capacity(summary: Mapping[str, Any]) -> list[Plot]:
     of = "rate" if summary["unit"] == "requests/s" else "concurrency"
     title = "Against rate" if of == "rate" else "Against the number of users"
     return [curves_plot(of, title, _X[of], caption, list(arms), panels)]
-
-
-def _fails(point: Mapping[str, Any], text: str) -> bool:
-    return text in point["limited_by"]
 
 
 def _sweep(summary: Mapping[str, Any], objectives: Mapping[str, float]) -> Iterator[Plot]:

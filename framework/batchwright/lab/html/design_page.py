@@ -1,11 +1,12 @@
-"""``report.html`` of a sweep or a capacity search, from what its folder holds."""
+"""``report.html`` of a sweep, of a search of capacities or of parameters, from what its folder holds."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.figures.arms import Arm
@@ -13,15 +14,16 @@ from batchwright.lab.figures.designs import design_plots
 from batchwright.lab.figures.plot import Plot
 from batchwright.lab.figures.style import look
 from batchwright.lab.files import Folder
+from batchwright.lab.html.capacity_tables import capacity_tables
 from batchwright.lab.html.page import commands_of, drawing, environments_of, make_template
+from batchwright.lab.html.sweep_tables import sweep_tables
 from batchwright.lab.html.tables import Table
-from batchwright.lab.interval import Interval
-from batchwright.lab.metrics import METRICS
-from batchwright.lab.verdict import BETTER, NOT_SHOWN, WORSE, Verdict
-from batchwright.lab.wording import NONE, number, size
+from batchwright.lab.html.tune_tables import best_table, fresh_table, trials_table
 from batchwright.version import __version__
 
-DESIGNS = ("sweep", "capacity")
+_ONE_BY_ONE = {"sweep": "Point by point", "capacity": "Load by load", "tune": "Trial by trial"}
+
+DESIGNS = tuple(_ONE_BY_ONE)
 """Designs that have a page of this kind."""
 
 _OBJECTIVES = {"ttft_s": "p99_ttft_ms", "tpot_s": "p99_tpot_ms"}
@@ -33,7 +35,8 @@ def plots_of_folder(folder: Folder) -> list[Plot]:
     Raises:
         WorkloadError: it holds no results.
     """
-    return design_plots(_summary(folder), _objectives(folder))
+    summary = _summary(folder)
+    return design_plots(summary, _objectives(folder) if summary["design"] == "sweep" else None)
 
 
 def write_design_page(path: Path, folder: Folder, plots: Sequence[Plot]) -> None:
@@ -44,15 +47,19 @@ def write_design_page(path: Path, folder: Folder, plots: Sequence[Plot]) -> None
         OSError: the page cannot be written.
     """
     summary, experiment = _summary(folder), {**folder.experiment(), "folder": str(folder.path)}
-    arms = [Arm(name, look(place), ()) for place, name in enumerate(summary["arms"])]
-    tables = list(_capacity_tables(summary) if summary["design"] == "capacity" else _sweep_tables(summary))
+    design = summary["design"]
+    names = list(summary["fresh"]) if design == "tune" else list(summary["arms"])
+    first, rest = _tables(summary)
     text = make_template("design.html.jinja").render(
-        title=f"{summary['design'].capitalize()} of {', '.join(arm.name for arm in arms)}",
+        title=_title(summary),
         workload=str(experiment.get("workload", {}).get("name", "?")),
-        arms=arms,
+        arms=[Arm(name, look(place), ()) for place, name in enumerate(names)],
         seeds=summary["seeds"],
-        said=list(_said(summary)),
-        tables=tables,
+        said=[*_said(summary), *summary["closing"]],
+        first=first,
+        one_by_one=_ONE_BY_ONE[design],
+        rest=rest,
+        config=_config(summary),
         figures=[drawing(plot) for plot in plots],
         commands=commands_of([experiment]),
         environments=environments_of([experiment]),
@@ -62,12 +69,17 @@ def write_design_page(path: Path, folder: Folder, plots: Sequence[Plot]) -> None
 
 
 def _summary(folder: Folder) -> dict[str, Any]:
-    try:
-        return folder.summary()
-    except FileNotFoundError:
+    if not folder.summary_path.is_file():
         raise WorkloadError(
             f"{folder.path} holds no summary.json: the experiment did not come to its end; go on with it by --resume"
-        ) from None
+        )
+    summary = folder.summary()
+    if not {"design", "closing"} <= summary.keys():
+        raise WorkloadError(
+            f"{folder.summary_path} is of an older release, or of another experiment; call its command again with "
+            "--resume: runs that are there are taken"
+        )
+    return summary
 
 
 def _objectives(folder: Folder) -> dict[str, float]:
@@ -81,103 +93,33 @@ def _objectives(folder: Folder) -> dict[str, float]:
     return {metric: 1000 * value for metric, value in found.items() if value is not None}
 
 
+def _title(summary: Mapping[str, Any]) -> str:
+    if summary["design"] == "tune":
+        return f"Tuning of {summary['arm']}"
+    return f"{summary['design'].capitalize()} of {', '.join(summary['arms'])}"
+
+
+def _tables(summary: Mapping[str, Any]) -> tuple[list[Table], list[Table]]:
+    """Those with what was found, and those with every point, load or trial."""
+    if summary["design"] == "tune":
+        return [one for one in (best_table(summary), fresh_table(summary)) if one is not None], [trials_table(summary)]
+    if summary["design"] == "capacity":
+        tables = list(capacity_tables(summary))
+        num = len(tables) - len(summary["arms"])
+        return tables[:num], tables[num:]
+    tables = list(sweep_tables(summary))
+    return tables[:1], tables[1:]
+
+
 def _said(summary: Mapping[str, Any]) -> Iterator[str]:
-    if summary["design"] == "sweep":
-        if summary["missing"]:
-            yield f"{len(summary['missing'])} points are missing: it was interrupted; go on with it by --resume."
-        failed = sum(len(point.get("failed", ())) for point in summary["points"])
-        if failed:
-            yield f"{failed} runs failed."
-        return
-    for arm, found in summary["arms"].items():
-        if found["error"] is not None:
-            yield f"{arm} failed: {found['error']}."
-        elif found["rate"] is None:
-            yield f"{arm} meets the objectives at none of the {len(found['points'])} loads that were tried."
-        else:
-            over = "; no higher load was found to fail" if found["high"] is None else ""
-            yield f"{arm} meets the objectives up to {found['rate']:.4g} requests/s{over}."
-    for ratio in summary["ratios"]:
-        yield (
-            f"{ratio['arm']} takes {ratio['ratio']:.3g} times [{ratio['low']:.3g}, {ratio['high']:.3g}] the load of "
-            f"{ratio['base']}."
-        )
+    """What the terminal has in its table."""
+    if summary["design"] == "capacity":
+        for arm, found in summary["arms"].items():
+            if found["load"] is not None:
+                yield f"{arm} meets the objectives up to {found['load']:,.4g} {summary['unit']}"
 
 
-def _capacity_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
-    head = ["Arm", "Capacity (requests/s)", "First load that fails", "Limited by", "Loads tried"]
-    rows = []
-    for arm, found in summary["arms"].items():
-        high = found["high"]
-        rows.append(
-            [
-                arm,
-                NONE if found["rate"] is None else f"{found['rate']:.4g}",
-                NONE if high is None else f"{high['rate']:.4g}",
-                NONE if high is None else ", ".join(high["limited_by"]),
-                str(len(found["points"])),
-            ]
-        )
-    yield Table(f"Capacity at {', '.join(summary['slo'])}", head, rows)
-    for arm, found in summary["arms"].items():
-        tried = [
-            [
-                f"{point['rate']:.4g}",
-                "yes" if point["met"] else "no",
-                *(_mean(point["values"].get(text, ())) for text in summary["slo"]),
-                f"{point['num_overloaded']} of {len(summary['seeds'])}",
-            ]
-            for point in found["points"]
-        ]
-        yield Table(f"Loads of {arm}", ["Requests/s", "Met", *summary["slo"], "Overloaded seeds"], tried)
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.4g}" if known and len(known) == len(values) else NONE
-
-
-def _sweep_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
-    arms, points = summary["arms"], [point for point in summary["points"] if "summary" in point]
-    if not points:
-        return
-    metrics = [METRICS[name] for name in points[0].get("primary", ()) if name in METRICS]
-    counts = []
-    for arm in arms[1:]:
-        for metric in metrics:
-            words = Counter(v["verdict"] for p in points for v in p["verdicts"] if _is(v, arm, metric.name))
-            counts.append([f"{arm}: {metric.label}", *(str(words[word]) for word in (BETTER, WORSE, NOT_SHOWN))])
-    if counts:
-        head = ["Metric", "Better", "Worse", "Not shown"]
-        yield Table(f"Verdicts at {len(points)} points, against {arms[0]}", head, counts)
-    for metric in metrics:
-        rows = []
-        for point in points:
-            row = [", ".join(f"{name}={value}" for name, value in point["values"].items())]
-            row += [number(metric, point["summary"].get(arm, {}).get(metric.name)) for arm in arms]
-            for arm in arms[1:]:
-                verdict = next((_verdict(v) for v in point["verdicts"] if _is(v, arm, metric.name)), None)
-                row.append(NONE if verdict is None else f"{size(metric, verdict)} {verdict.words}".strip())
-            rows.append(row)
-        yield Table(metric.label, ["Point", *arms, *(f"{arm} against {arms[0]}" for arm in arms[1:])], rows)
-
-
-def _is(verdict: Mapping[str, Any], arm: str, metric: str) -> bool:
-    return bool(verdict["arm"] == arm and verdict["metric"] == metric)
-
-
-def _verdict(value: Mapping[str, Any]) -> Verdict:
-    interval = None
-    if value["low"] is not None:
-        names = ("low", "high", "relative_low", "relative_high", "level")
-        interval = Interval(*(value[name] for name in names))
-    return Verdict(
-        value["arm"],
-        value["metric"],
-        value["base"],
-        value["value"],
-        value["difference"],
-        interval,
-        value["verdict"],
-        value["num_seeds"],
-    )
+def _config(summary: Mapping[str, Any]) -> str:
+    """The settings to use, as a file has them; empty: there are none to name."""
+    found = summary.get("config")
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
