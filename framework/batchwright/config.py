@@ -101,7 +101,12 @@ class EngineConfig(BaseModel):
     num_blocks: int | None = Field(default=None, ge=1, description="KV blocks; null: what the backend's memory holds.")
     prefix_cache: PrefixCacheConfig = Field(default_factory=PrefixCacheConfig, description="Sharing of KV blocks.")
     on_policy_error: Literal["raise", "fallback"] = Field(
-        default="raise", description="A policy breaks a rule: raise, or let the default policy build that step."
+        default="raise", description="A policy breaks a rule: raise, or let another policy build that step."
+    )
+    fallback_policy: str | dict[str, Any] | None = Field(
+        default=None,
+        description="Who builds that step, with fallback: a policy that cuts prompts, as under policy; null: "
+        "prefill_first.",
     )
     on_backend_error: Literal["fail", "retry"] = Field(
         default="fail", description="A backend fails in a step: fail the requests of its batch, or recompute them."

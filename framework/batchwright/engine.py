@@ -20,7 +20,7 @@ from batchwright.plugins import Plugins, load_plugins
 from batchwright.policy import Policy
 from batchwright.predictor import Predictor, asked
 from batchwright.request import Request
-from batchwright.resolve import default_policy, resolve_policy, resolve_predictor
+from batchwright.resolve import default_policy, resolve_fallback, resolve_policy, resolve_predictor
 from batchwright.scheduler import Scheduler
 from batchwright.settlement import describe
 from batchwright.step import Step
@@ -105,6 +105,7 @@ class Engine:
                 vocab_size=self.capacity.vocab_size,
                 seed=config.seed,
                 on_policy_error=config.on_policy_error,
+                fallback_policy=resolve_fallback(config.fallback_policy, self.plugins),
                 plugins=[detectors, *listed, *plugins],
                 predictor=predictor,
                 strict=config.strict,

@@ -106,6 +106,30 @@ def resolve_policy(
     return active
 
 
+def resolve_fallback(
+    spec: Policy | ActivePolicy | str | Mapping[str, Any] | None, plugins: Plugins | None = None
+) -> ActivePolicy | None:
+    """Who builds a step in the place of a policy that broke a rule.
+
+    Args:
+        spec: as of :func:`resolve_policy`; None: the default policy does, as the core makes it.
+        plugins: where names are looked up; None loads what is installed, if a name must be looked up.
+
+    Raises:
+        ConfigError, PluginError: it is no policy, or not one that can always build a step.
+    """
+    if spec is None:
+        return None
+    active = resolve_policy(spec, plugins)
+    if active.chunks and not active.uses_predict:
+        return active
+    lacks = "it needs step times in advance" if active.chunks else "it cuts no prompts, and another's may be too long"
+    raise ConfigError(
+        f"fallback_policy: {active.name!r} cannot take the place of any other, since {lacks}; use one such as "
+        "prefill_first or vllm_v1"
+    )
+
+
 def _one(spec: str | Mapping[str, Any], plugins: Plugins) -> tuple[str, Policy]:
     values = parse_arm(spec) if isinstance(spec, str) else dict(spec)
     name = values.pop("use", None)

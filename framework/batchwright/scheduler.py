@@ -34,7 +34,7 @@ from batchwright.policy import Policy
 from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
 from batchwright.request import UNKNOWN, Request
-from batchwright.resolve import default_policy, resolve_policy
+from batchwright.resolve import default_policy, resolve_fallback, resolve_policy
 from batchwright.results import DeferredResult, Over, checked_tokens, take_deferred, take_results, unknown_tokens
 from batchwright.rules import Rules
 from batchwright.settlement import Settlement
@@ -70,6 +70,7 @@ class Scheduler:
         vocab_size: int | None = None,
         seed: int = 0,
         on_policy_error: Literal["raise", "fallback"] = "raise",
+        fallback_policy: Policy | ActivePolicy | str | Mapping[str, Any] | None = None,
         plugins: Sequence[object] = (),
         predictor: tuple[str, Predictor] | None = None,
         strict: bool = False,
@@ -88,7 +89,8 @@ class Scheduler:
             eos_token_ids: tokens that end a request unless it ignores them.
             vocab_size: token ids must be below it; None: not checked.
             seed: of ``step.rng``, and of requests without a seed.
-            on_policy_error: ``raise``, or ``fallback``: the default policy builds that step.
+            on_policy_error: ``raise``, or ``fallback``: another policy builds that step.
+            fallback_policy: that other policy, as under ``policy``; without it the default policy, without a history.
             plugins: further objects with hookimpls: observers, wrappers.
             predictor: who predicts output lengths, with its name.
             strict: hooks of policies are shown everything read-only, and a write is an error that names it.
@@ -105,6 +107,7 @@ class Scheduler:
         self.blocks = kind(num_blocks, block_size, cache)
         self._step_class = OverlappedStep if overlap else Step
         self._hooks = Decisions(resolve_policy(policy), Neutral(default), strict=strict)
+        self._fallback = resolve_fallback(fallback_policy)
         if predictor is not None:
             self._hooks.register(predictor[1], f"predictor {predictor[0]}")
         for plugin in plugins:
@@ -289,7 +292,7 @@ class Scheduler:
             self._policy_fault(error)
             self._state.still = step._by_policy = False
             try:
-                self._builder.build(step, self._fallback_rules(), fallback=True)
+                self._builder.build(step, self._fallback_rules(step), fallback=True)
             except BaseException:
                 self._builder.undo(step)
                 raise
@@ -532,8 +535,13 @@ class Scheduler:
                 "estimate: use a sim backend, or another policy"
             )
 
-    def _fallback_rules(self) -> Rules:
-        return Rules(Decisions(ActivePolicy.of(self._hooks.neutral.fresh(), "fallback"), self._hooks.neutral))
+    def _fallback_rules(self, step: Step) -> Rules:
+        neutral = self._hooks.neutral
+        fallback = self._fallback if self._fallback is not None else ActivePolicy.of(neutral.fresh(), "fallback")
+        decisions = Decisions(fallback, neutral)
+        self._state.tell(decisions.policy_attached, step)  # it saw nobody come, and this step not begin
+        self._state.tell(decisions.step_started, step)
+        return Rules(decisions)
 
     @property
     def in_flight(self) -> Batch | None:

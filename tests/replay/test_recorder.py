@@ -135,16 +135,19 @@ def play(scheduler: Any, rng: random.Random, num_steps: int, others: list[Any]) 
             scheduler.update(batch, tokens, now, failed)
 
 
-@pytest.mark.parametrize("on_policy_error", ["raise", "fallback"])
+@pytest.mark.parametrize(
+    ("on_policy_error", "fallback"),
+    [("raise", None), ("fallback", None), ("fallback", {"use": "vllm_v1", "scheduling_policy": "priority"})],
+)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_policies_with_everything_that_can_happen(tmp_path, plugins, seed, on_policy_error):
+def test_random_policies_with_everything_that_can_happen(tmp_path, plugins, seed, on_policy_error, fallback):
     rng = random.Random(seed)
     file = tmp_path / "decisions.jsonl"
 
     def policy() -> RandomPolicy:
         return RandomPolicy(seed=rng.randrange(1000), fault_rate=0.03, refusal_rate=0.1)
 
-    scheduler = Scheduler(policy(), **SETTINGS, on_policy_error=on_policy_error)
+    scheduler = Scheduler(policy(), **SETTINGS, on_policy_error=on_policy_error, fallback_policy=fallback)
     with DecisionRecorder(file, scheduler):
         play(scheduler, rng, 60, [policy, lambda: plugins.policy("vllm_v1")(scheduling_policy="priority")])
     for make in (Scheduler, Reference):

@@ -65,6 +65,7 @@ schedulers = st.fixed_dictionaries(
         "eos_token_ids": st.just((0,)),
         "seed": st.integers(0, 9),
         "on_policy_error": st.sampled_from(["raise", "fallback"]),
+        "fallback_policy": st.sampled_from([None, None, "vllm_v1", "vllm_v1:scheduling_policy=priority"]),
     }
 )
 rates = st.builds(

@@ -25,7 +25,7 @@ from batchwright.errors import BatchwrightError, InvalidRequestError, UnknownReq
 from batchwright.plugins import load_plugins
 from batchwright.predictor import asked
 from batchwright.request import Request
-from batchwright.resolve import default_policy, resolve_policy, resolve_predictor
+from batchwright.resolve import default_policy, resolve_fallback, resolve_policy, resolve_predictor
 from batchwright.scheduler import Scheduler
 from batchwright_backends.vllm.answers import Answers
 from batchwright_backends.vllm.carried import check_config, check_request
@@ -76,6 +76,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         config = EngineConfig.parse(
             {
                 "on_policy_error": "fallback",  # a server goes on
+                "fallback_policy": {"use": "vllm_v1", "scheduling_policy": str(limits.policy)},
                 **values,
                 "prefix_cache": {"enabled": cache.enable_prefix_caching, **values.get("prefix_cache", {})},
                 "max_num_seqs": limits.max_num_seqs,
@@ -110,6 +111,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             vocab_size=vllm_config.model_config.get_vocab_size(),
             seed=config.seed,
             on_policy_error=config.on_policy_error,
+            fallback_policy=resolve_fallback(config.fallback_policy, plugins),
             plugins=[detectors, self._told, *map(plugins.active, config.plugins)],
             predictor=predictor,
             strict=config.strict,

@@ -31,8 +31,8 @@ class HostSettings(BaseModel):
     max_policy_ms: float | None = Field(
         default=1000.0,
         gt=0,
-        description="Milliseconds of a step that a policy may take: what takes longer is ended, and the default policy "
-        "builds that step. None: as long as it likes.",
+        description="Milliseconds of a step that a policy may take: what takes longer is ended, and that step is "
+        "built in vLLM's own order. None: as long as it likes.",
     )
 
 

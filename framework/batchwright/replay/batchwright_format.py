@@ -59,6 +59,7 @@ class _Config(Strict):
     vocab_size: Positive | None
     seed: Count
     on_policy_error: Literal["raise", "fallback"]
+    fallback_policy: dict[str, Any] | None = None
 
 
 class _SLO(Strict):
@@ -150,6 +151,7 @@ def read(line: Line) -> Case:
             vocab_size=config.vocab_size,
             seed=config.seed,
             on_policy_error=config.on_policy_error,
+            fallback_policy=config.fallback_policy,
         ),
         requests=requests,
         events=[Event(step, kind, value, during=when == "during") for step, when, kind, value in run.events],
@@ -200,6 +202,7 @@ def describe(outcome: Outcome) -> Fields:
 
 def write_config(settings: Settings) -> dict[str, Any]:
     """``config`` as plain data."""
+    named = {} if settings.fallback_policy is None else {"fallback_policy": settings.fallback_policy}
     return {
         "num_blocks": settings.num_blocks,
         "block_size": settings.block_size,
@@ -209,6 +212,7 @@ def write_config(settings: Settings) -> dict[str, Any]:
         "vocab_size": settings.vocab_size,
         "seed": settings.seed,
         "on_policy_error": settings.on_policy_error,
+        **named,
     }
 
 

@@ -21,6 +21,7 @@ class Settings:
         vocab_size: of the model; None where nobody checks it.
         seed: of ``step.rng``.
         on_policy_error: what a fault of the policy does.
+        fallback_policy: who then builds the step, as in a config; None: the default policy.
     """
 
     num_blocks: int
@@ -31,6 +32,7 @@ class Settings:
     vocab_size: int | None = None
     seed: int = 0
     on_policy_error: Literal["raise", "fallback"] = "raise"
+    fallback_policy: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, scheduler: Any) -> Settings:
@@ -44,6 +46,7 @@ class Settings:
             vocab_size=scheduler._feasible._vocab_size,
             seed=scheduler._seed,
             on_policy_error=cast(Literal["raise", "fallback"], scheduler._on_policy_error),
+            fallback_policy=scheduler._fallback.describe() if scheduler._fallback is not None else None,
         )
 
     def arguments(self) -> dict[str, Any]:

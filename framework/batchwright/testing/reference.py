@@ -42,7 +42,7 @@ class Reference(ReferenceBase):
                 self.settle(step)
                 raise
             self.num_policy_faults += 1
-            self.build(step, self.default())
+            self.build(step, self.fallback(step))
         self.settle(step)
         return Batch(step.index, step.block_size, step.batch[:], [r.num_scheduled for r in step.batch])
 

@@ -14,7 +14,7 @@ from batchwright.feasibility import Feasibility
 from batchwright.hookspecs import HOLD, IN_STEP, Refusal
 from batchwright.limits import Limits
 from batchwright.request import FINISHED, WAITING, Request
-from batchwright.resolve import default_policy
+from batchwright.resolve import default_policy, resolve_fallback
 from batchwright.testing.reference_view import View
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class ReferenceBase:
         self._eos = frozenset(settings.get("eos_token_ids", ()))
         self._seed = settings.get("seed", 0)
         self._on_policy_error = settings.get("on_policy_error", "raise")
+        self._fallback = resolve_fallback(settings.get("fallback_policy"))
         self._feasible = Feasibility(self.limits, cast(Any, blocks), settings.get("vocab_size"))
         self.rng = random.Random(self._seed)
         self.plugins = list(settings.get("plugins", ()))
@@ -45,6 +46,15 @@ class ReferenceBase:
     def default(self) -> Any:
         """A fresh default policy."""
         return type(self.neutral)()
+
+    def fallback(self, step: View) -> Any:
+        """Who builds a step in the place of a policy that broke a rule; it is told of what it did not see."""
+        if self._fallback is None:
+            return self.default()
+        [policy] = set(self._fallback.slots.values())
+        for hook in ("policy_attached", "step_started"):
+            _call(getattr(policy, hook, lambda: None), {"step": step})
+        return policy
 
     # Requests --------------------------------------------------------------------------------------------------
 

@@ -220,6 +220,40 @@ def test_a_policy_that_raises_loses_nothing(tmp_path: Any) -> None:
     assert run.core.core.num_policy_faults > 2
 
 
+FAILS = """
+from batchwright import Policy, hookimpl
+
+
+class Fails(Policy):
+    @hookimpl
+    def admission(self, step):
+        raise RuntimeError("always")
+"""
+STOCK_CACHE = {"visible": "scheduled", "reuse": "uncached_first", "duplicates": "oldest"}
+
+
+def test_steps_of_a_policy_that_always_raises_are_stock(tmp_path: Any) -> None:
+    """What takes its place is vLLM's own order: the same requests with the same tokens in every step."""
+    path = tmp_path / "fails.py"
+    path.write_text(FAILS)
+    section = {"policy": f"{path}:Fails", "prefix_cache": STOCK_CACHE, "max_num_residents": 4}
+    kind = type(host("vllm_v1", 16, BLOCK, 4, 40))
+    runs = (
+        stock(16, 4, 40),
+        Run(type("Host", (kind,), {"additional_config": {"batchwright": section}})(16, BLOCK, 4, 40)),
+    )
+    rows = load(5, 8)
+    for run in runs:
+        for row in rows:
+            offer(run, row)
+            run.step()
+        run.finish()
+        check_answers(run, rows)
+    one, other = ([step for step in run.workers.steps if step] for run in runs)
+    assert other == one
+    assert runs[1].core.core.num_policy_faults == len(other)
+
+
 HANGS = """
 import time
 from batchwright import Policy, hookimpl
