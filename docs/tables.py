@@ -326,6 +326,40 @@ def vllm_overhead() -> str:
     )
 
 
+def vllm_hooks() -> str:
+    """Hook, adapter and release of vLLM: what becomes of the hook, and whether all that it needs is there."""
+    from batchwright_backends.vllm.honoured import HONOURED
+    from batchwright_backends.vllm.surfaces import ADAPTERS
+    from batchwright_backends.vllm.versions import is_tested
+
+    releases = json.loads((FOLDER.parent / "benchmarks" / "results" / "vllm_versions.json").read_text(encoding="utf-8"))
+    rows = []
+    for hook, words in HONOURED.items():
+        for adapter in ADAPTERS:
+            cells = []
+            for one in releases["releases"]:
+                lacks = [
+                    m for m in one["missing"] if adapter in m["adapters"] and (not m["hooks"] or hook in m["hooks"])
+                ]
+                there = "lacks" if lacks else "run" if is_tested(one["release"]) else "imports"
+                cells.append("" if words[adapter].startswith("refused") else there)
+            rows.append([code(hook) if hook != "observers" else hook, adapter, words[adapter], *cells])
+    return table(("hook", "adapter", "honoured", *(one["release"] for one in releases["releases"])), rows)
+
+
+def vllm_lacks() -> str:
+    """What releases of vLLM lack of what the adapters use."""
+    releases = json.loads((FOLDER.parent / "benchmarks" / "results" / "vllm_versions.json").read_text(encoding="utf-8"))
+    by: dict[tuple[str, str], list[str]] = {}
+    for one in releases["releases"]:
+        for lack in one["missing"]:
+            for adapter in lack["adapters"]:
+                by.setdefault((adapter, lack["what"]), []).append(one["release"])
+    return table(
+        ("adapter", "what", "not in"), [[who, code(what), ", ".join(names)] for (who, what), names in by.items()]
+    )
+
+
 def fleet_mooncake() -> str:
     """The committed figures of ``benchmarks/fleet_mooncake.py``: routers in rows, for each size of the KV pools."""
     figures = json.loads((FOLDER.parent / "benchmarks" / "results" / "fleet_mooncake.json").read_text(encoding="utf-8"))
@@ -475,6 +509,8 @@ def makers() -> dict[str, Callable[[], str]]:
         "reproduce": reproduced,
         **{f"reproduce {name}": (lambda name=name: reproduction(name)) for name in REPRODUCED},
         "vllm overhead": vllm_overhead,
+        "vllm hooks": vllm_hooks,
+        "vllm lacks": vllm_lacks,
         **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},
         **{f"router {n}": (lambda k=k: of_model(k.Params)) for n, k in register_routers().items()},
         **{f"card of {n}": (lambda k=k: router_card(k)) for n, k in register_routers().items()},

@@ -32,6 +32,8 @@ class Policy(Parametrized):
         preemptive: whether its preemption may evict a resident to let a newcomer in.
         reserves_all: whether its reservation takes the blocks of all that a request can ever need.
         decodes_every_step: whether its admission offers every decode room in every step, prompts or not.
+        fair_to_clients: whether it shares service among clients by what each has had. It knows of one engine only: of
+            several replicas or data-parallel ranks each does that by itself.
         needs: what it relies on in other slots of a composite, each a :class:`batchwright.Need`.
         params: this object's parameters.
     """
@@ -44,6 +46,7 @@ class Policy(Parametrized):
     preemptive: bool = False
     reserves_all: bool = False
     decodes_every_step: bool = True
+    fair_to_clients: bool = False
     needs: tuple[Need, ...] = ()
 
     def defaults(self, limits: Limits) -> Mapping[str, Any]:

@@ -43,6 +43,7 @@ class Dlpm(Ranked):
     """
 
     Params = DlpmParams
+    fair_to_clients = True
     params: DlpmParams
     card: ClassVar[Card] = Card(
         source='Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025, arXiv:2501.14312, algorithm DLPM',

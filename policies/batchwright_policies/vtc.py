@@ -37,6 +37,7 @@ class Vtc(Ranked):
     """
 
     Params = VtcParams
+    fair_to_clients = True
     params: VtcParams
     card: ClassVar[Card] = Card(
         source='Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588, Algorithm 2; '

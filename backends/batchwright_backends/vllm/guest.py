@@ -35,6 +35,7 @@ from batchwright_backends.vllm.guest_request import Guest
 from batchwright_backends.vllm.guest_settings import read_guest_settings, seated
 from batchwright_backends.vllm.guest_shadow import Shadow
 from batchwright_backends.vllm.guest_step import GuestStep
+from batchwright_backends.vllm.honoured import of_ranks
 from batchwright_backends.vllm.lacking import check_scheduler
 from batchwright_backends.vllm.plan import Plan, TooLong
 from batchwright_backends.vllm.settings import SECTION
@@ -107,6 +108,8 @@ class GuestMixin:
         logger.warning("policy %s is a guest in vLLM's %s", active.name, type(self).__mro__[2].__name__)
         for note in notes:
             logger.warning("policy %s, not quite: %s", active.name, note)
+        for warning in of_ranks(config, active):
+            logger.warning("%s", warning)
 
     @property
     def num_faults(self) -> int:

@@ -33,6 +33,7 @@ _SCHEDULING = "vllm.v1.core.sched"
 
 SURFACES = (
     # What both are given.
+    Surface(ADAPTERS, "vllm", "__version__"),
     Surface(
         ADAPTERS,
         "vllm.config",

@@ -43,8 +43,8 @@ def policies(
     (prompts run whole, so those beyond the token budget are refused), "decodes are free" (they take nothing of the
     budget), "predicts" (it needs a backend with a cost estimate: sim), "stationary" (what it decided it decides again
     until something changes), "preemptive" (residents are evicted for newcomers), "reserves all" (blocks to the end are
-    taken at the start), "decodes wait" (some steps leave them out for prompts). Below the policies stand the routers,
-    which say which replica of a fleet takes a request.
+    taken at the start), "decodes wait" (some steps leave them out for prompts), "fair to clients" (service is shared by
+    what each has had). Below the policies stand the routers, which say which replica of a fleet takes a request.
 
     With NAME: its documentation, its parameters with type and default, the settings it wants where the config says
     nothing, and the hooks it implements. batchwright config schema --policy NAME gives the parameters as JSON Schema.
@@ -131,6 +131,7 @@ def declared(policy: Policy | type[Policy]) -> list[str]:
         "preemptive": policy.preemptive,
         "reserves all": policy.reserves_all,
         "decodes wait": not policy.decodes_every_step,
+        "fair to clients": policy.fair_to_clients,
     }
     return [words for words, holds in said.items() if holds]
 

@@ -6,22 +6,50 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from batchwright.errors import BatchwrightError, ComparisonError, ExperimentError, PolicyError
+from batchwright.errors import BatchwrightError, ComparisonError, ExperimentError, PluginError, PolicyError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: fine; a difference or a failed run; a usage or config error; Ctrl-C."""
+
+COMMANDS = "batchwright.commands"
+"""Group of the entry points that bring commands: each names a typer app."""
 
 _AFTER_THE_START = (PolicyError, ComparisonError, ExperimentError)
 """Errors of a run that had begun; all others say that what was asked for cannot be had."""
 
 
 class Program(TyperGroup):
-    """The root command: an error is a sentence on stderr that says how to go on; a traceback only with ``--debug``."""
+    """The root command: an error is a sentence on stderr that says how to go on; a traceback only with ``--debug``.
+
+    Installed distributions bring further commands; each is imported when it is asked for.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names, those that distributions bring last."""
+        own = super().list_commands(ctx)
+        return [*own, *sorted({point.name for point in entry_points(group=COMMANDS)} - set(own))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, or None."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            return found
+        for point in entry_points(group=COMMANDS, name=cmd_name):
+            try:
+                return typer.main.get_command(point.load())
+            except Exception as error:
+                whose = f" of {point.dist.name}" if point.dist is not None else ""
+                raise PluginError(
+                    f"command {cmd_name!r}{whose} cannot be loaded ({point.value}): {type(error).__name__}: {error}; "
+                    "mend or uninstall that distribution"
+                ) from error
+        return None
 
     def main(
         self,
