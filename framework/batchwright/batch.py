@@ -147,10 +147,14 @@ class Batch:
         self.block_size = block_size
         self._requests = requests
         self._roster = roster
-        self._steps = roster.steps if roster is not None else 0
-        self.num_riding = roster.count if roster is not None else 0
+        if roster is not None:
+            self._steps = roster.steps
+            self.num_tokens = self.num_riding = roster.count
+        else:
+            self._steps = self.num_tokens = self.num_riding = 0
         self._counts = num_scheduled
-        self.num_tokens = self.num_riding + sum(num_scheduled)
+        if num_scheduled:
+            self.num_tokens += sum(num_scheduled)
 
     def __len__(self) -> int:
         return len(self._requests)

@@ -21,6 +21,13 @@ from batchwright.step import NOT_PREFILLING, Step
 class BatchBuilder(Riders):
     """Builds batches out of a scheduler's state, under given rules."""
 
+    def build_steady(self, step: Step, rules: Rules) -> bool:
+        """The batch of a step in which a stationary policy is not asked, where all go on; else False: ``build`` it."""
+        roster = self._state.roster
+        if roster.count != len(self._state.residents) or len(roster.growing) > self._state.blocks.num_free:
+            return False
+        return self._ride(step, rules)
+
     def build(self, step: Step, rules: Rules, *, fallback: bool = False) -> None:
         """Ask the policy whom to offer room, and make the batch.
 

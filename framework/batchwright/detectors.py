@@ -38,8 +38,10 @@ class Detectors:
         self._config = config
         self.stop: Callable[[str], None] | None = None  # told why, when a run goes round in circles
         self._num_vain = 0  # tokens recomputed since anybody got on
-        self._window: deque[list[int]] = deque()  # runs of steps alike: (tokens, recomputed, how many steps)
-        self._num_steps = self._tokens = self._recomputed = 0  # in the window
+        self._window: deque[tuple[int, int, int]] = deque()  # runs of steps: tokens, recomputed, how many steps
+        self._most = config.thrash_steps
+        # In the window; the first two are kept while there is anything of the third.
+        self._num_steps = self._tokens = self._recomputed = 0
         self._quiet_until = -1
         self._waiting: list[tuple[int, Request]] = []  # a heap by arrival; those gone are dropped when they come up
         self._reported: set[Request] = set()
@@ -76,7 +78,7 @@ class Detectors:
         if recomputed or self._recomputed:
             self._look_for_thrash(step.events, step.index, tokens, recomputed)
         else:
-            self._widen(tokens, 0, 1)
+            self._note(tokens, 1)
         if step.sampled or tokens > recomputed:
             self._num_vain = 0
         else:
@@ -91,7 +93,7 @@ class Detectors:
         self._num_vain = 0  # somebody got a token
         num_tokens = len(leap.requests)
         if not self._recomputed and self._watch() is None:
-            self._widen(num_tokens, 0, len(leap))
+            self._note(num_tokens, len(leap))
             return
         for index, end in enumerate(leap.ends_ns, leap.first_index):
             self._look_for_thrash(leap.events, index, num_tokens, 0)
@@ -126,36 +128,54 @@ class Detectors:
         return oldest
 
     def _look_for_thrash(self, events: list[dict[str, Any]], index: int, tokens: int, recomputed: int) -> None:
-        self._widen(tokens, recomputed, 1)
+        if not (recomputed or self._recomputed):
+            self._note(tokens, 1)
+            return
+        if not self._recomputed:
+            self._add_up()
+        self._widen(tokens, recomputed)
         if not self._recomputed:
             return
         share = self._recomputed / self._tokens
-        enough = self._num_steps >= min(_FEWEST_STEPS, self._config.thrash_steps)
+        enough = self._num_steps >= min(_FEWEST_STEPS, self._most)
         if enough and share > self._config.thrash_share:
             if index >= self._quiet_until:
                 _report(events, index, "thrash", recomputed_share=round(share, 6), num_steps=self._num_steps)
-            self._quiet_until = index + self._config.thrash_steps
+            self._quiet_until = index + self._most
 
-    def _widen(self, tokens: int, recomputed: int, num_steps: int) -> None:
-        """Let so many steps into the window, and the oldest out."""
-        window, most = self._window, self._config.thrash_steps
-        if window and window[-1][0] == tokens and window[-1][1] == recomputed:
-            window[-1][2] += num_steps
-        else:
-            window.append([tokens, recomputed, num_steps])
-        self._tokens += tokens * num_steps
-        self._recomputed += recomputed * num_steps
-        self._num_steps += num_steps
-        while self._num_steps > most:
-            oldest = window[0]
-            out = min(oldest[2], self._num_steps - most)
-            self._tokens -= oldest[0] * out
-            self._recomputed -= oldest[1] * out
-            self._num_steps -= out
-            if out == oldest[2]:
-                window.popleft()
-            else:
-                oldest[2] -= out
+    def _note(self, tokens: int, num_steps: int) -> None:
+        """Steps of which nothing was recomputed, nor of those before them in the window: nobody asks for sums."""
+        window = self._window
+        window.append((tokens, 0, num_steps))
+        if len(window) > self._most:
+            window.popleft()
+
+    def _add_up(self) -> None:
+        """The sums over the window, up to whose last step none were kept."""
+        runs, self._window = self._window, deque()
+        self._num_steps = self._tokens = 0
+        for tokens, recomputed, num_steps in reversed(runs):
+            num = min(num_steps, self._most - self._num_steps)
+            if not num:
+                break
+            self._window.appendleft((tokens, recomputed, num))
+            self._num_steps += num
+            self._tokens += tokens * num
+
+    def _widen(self, tokens: int, recomputed: int) -> None:
+        """Let a step into the window, and the oldest out."""
+        window = self._window
+        window.append((tokens, recomputed, 1))
+        self._tokens += tokens
+        self._recomputed += recomputed
+        self._num_steps += 1
+        if self._num_steps > self._most:
+            oldest, again, num = window.popleft()
+            self._tokens -= oldest
+            self._recomputed -= again
+            self._num_steps -= 1
+            if num > 1:
+                window.appendleft((oldest, again, num - 1))
 
     def _look_for_livelock(self, step: Step) -> None:
         self._num_vain += step.num_recomputed

@@ -222,7 +222,9 @@ class Engine:
             raise
         finally:
             self._stepping = False
-            self.release(self.scheduler.step)
+            step = self.scheduler.step
+            if step.finished or step.preempted:
+                self.release(step)
 
     def leap(self, until_ns: int | None = None, max_steps: int | None = None, *, whole: bool = False) -> int:
         """Take the next steps at once, as far as nothing can be decided in them; for those who drive by ``advance``.
@@ -278,18 +280,20 @@ class Engine:
         return self._overlapped(self._overlap, schedule=False)[1] if self._overlap is not None else []
 
     def _step(self, *, deferred: bool = False) -> Step:
-        scheduler = self.scheduler
-        batch = scheduler.schedule(self.clock.now_ns())
-        if not len(batch):
-            return scheduler.update(batch, (), self.clock.now_ns())
+        scheduler, backend = self.scheduler, self.backend
+        clock = backend.clock
+        batch = scheduler.schedule(clock.now_ns())
+        if not batch.num_tokens:
+            return scheduler.update(batch, (), clock.now_ns())
         try:
-            ahead = self.backend.look_ahead(batch, 1, None) if deferred and scheduler.can_defer else None
+            ahead = backend.look_ahead(batch, 1, None) if deferred and scheduler.can_defer else None
             if ahead is not None and ahead.draw is not None:
-                self.clock.wait_until_ns(ahead.ends_ns[0])
-                step = scheduler.update_deferred(batch, ahead, ahead.ends_ns[0])
+                end = ahead.ends_ns[0]
+                clock.wait_until_ns(end)
+                step = scheduler.update_deferred(batch, ahead, end)
             else:
-                result = self.backend.execute(batch)
-                step = scheduler.update(batch, result.token_ids, self.clock.now_ns(), result.failed, result.logprobs)
+                result = backend.execute(batch)
+                step = scheduler.update(batch, result.token_ids, clock.now_ns(), result.failed, result.logprobs)
         except Exception as error:
             if scheduler.in_flight is None:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from batchwright.step import Step
 _FEW = 200
 """Ids whose largest is found sooner by a loop."""
 
+_NO_FAILURES: Mapping[str, str] = MappingProxyType({})
+
 Packed = NDArray[np.uint32]
 
 
@@ -28,7 +31,8 @@ class DeferredResult(StepResult):
     __slots__ = ("_draw", "_sampled")
 
     def __init__(self, step: Step, draw: Draw) -> None:
-        super().__init__((), (step.end or step.now) - step.now)
+        self.elapsed_ns = (step.end or step.now) - step.now
+        self.failed, self.logprobs = _NO_FAILURES, None
         self._sampled, self._draw = step.sampled, draw
 
     @property
@@ -126,7 +130,9 @@ def take_deferred(state: State, step: Step, draw: Draw, now: int, over: Over) ->
     step._num_advanced = riding
     if riding:
         state.roster.draw = draw
-        over += [(request, why_at_its_end(request)) for request in state.roster.advance_deferred(now)]
+        ending = state.roster.advance_deferred(now)
+        if ending:
+            over += [(request, why_at_its_end(request)) for request in ending]
     if others:
         tokens = [draw(r._seed, r.num_output_tokens, 1)[0] for r, ends in zip(others, samples, strict=True) if ends]
         sampled = [*sampled, *append_each(state, step, others, samples, tokens, now, {}, over)]

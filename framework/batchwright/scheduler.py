@@ -224,37 +224,45 @@ class Scheduler:
             raise BatchwrightError("schedule() was called again before update() of the last batch")
         if not self._state.requests:
             return Batch(self._num_steps, self.blocks.block_size, (), ())
-        hooks = self._hooks
+        hooks, state = self._hooks, self._state
         if hooks.violation is not None:
             self._raise_violation()
-        step = self.step = self._step_class(self._state, now, self._num_steps)
-        self.blocks.looked_up.clear()
-        if self._state.awaited is not None:
-            self._state.awaited.ahead = step
+        step = self.step = self._step_class(state, now, self._num_steps)
+        if self.blocks.looked_up:
+            self.blocks.looked_up.clear()
+        if state.awaited is not None:
+            state.awaited.ahead = step
         self._num_steps += 1
-        if self._state.events:
-            self._state.gather_events(step)  # from between two steps
+        if state.events:
+            state.gather_events(step)  # from between two steps
         if hooks.step_started:
-            self._state.tell(hooks.step_started, step)
-            if not self._state.requests:  # an observer aborted the last one: there is no step
+            for call, name in hooks.step_started:
+                try:
+                    call(step)
+                except Exception as error:
+                    state.observer_failed(call, name, error)
+            if not state.requests:  # an observer aborted the last one: there is no step
                 self._num_steps -= 1
                 return Batch(self._num_steps, self.blocks.block_size, (), ())
-            if len(self._state.residents) != step.num_residents:  # observers may abort
+            if len(state.residents) != step.num_residents:  # observers may abort
                 step._take_stock()
-        self._state.building = True
+        state.building = True
         try:
+            if state.steady and hooks.violation is None and self._builder.build_steady(step, self._rules):
+                batch = self._batch = Batch(step.index, self.blocks.block_size, step.batch, (), roster=state.roster)
+                return batch
             try:
                 self._build(step)
             finally:
                 if step._admitted or step.preempted:
                     self._builder.commit(step)
             batch = self._batch = self._make_batch(step)
-            if hooks.request_admitted:
+            if step._admitted and hooks.request_admitted:
                 for request in step._admitted:
-                    self._state.tell(hooks.request_admitted, step, request)
+                    state.tell(hooks.request_admitted, step, request)
             return batch
         finally:
-            self._state.building = False
+            state.building = False
 
     def _make_batch(self, step: Step) -> Batch:
         riding = step._num_riding

@@ -144,6 +144,10 @@ class State:
             try:
                 call(*args)
             except Exception as error:
-                self.num_observer_faults += 1
-                hook = getattr(call, "__name__", "observer")
-                self.events.append({"kind": "observer_fault", "plugin": name, "hook": hook, "error": repr(error)})
+                self.observer_failed(call, name, error)
+
+    def observer_failed(self, call: Callable[..., Any], name: str, error: Exception) -> None:
+        """A fault in an observer is counted and noted."""
+        self.num_observer_faults += 1
+        hook = getattr(call, "__name__", "observer")
+        self.events.append({"kind": "observer_fault", "plugin": name, "hook": hook, "error": repr(error)})

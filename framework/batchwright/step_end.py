@@ -49,15 +49,19 @@ class StepEnd:
                     state.tell(hooks.request_finished, request, reason)
             if state.events:
                 state.gather_events(step)
-            if hooks.step_finished:
-                state.tell(hooks.step_finished, step, result)
+            for call, name in hooks.step_finished:
+                try:
+                    call(step, result)
+                except Exception as error:
+                    state.observer_failed(call, name, error)
         finally:
             state.roster.advancing_to = NOBODY
-            riding = step._num_riding
-            for request in (*step.batch[riding:], *step.finished):
+            riding = step._num_riding if not step._aborted else 0
+            for request in step.finished:
                 request._scheduled = 0
-            for request in step.batch[:riding] if step._aborted else ():
-                request._scheduled = 0
+            if riding != len(step.batch):
+                for request in step.batch[riding:]:
+                    request._scheduled = 0
 
     def fail(self, step: Step, rules: Rules, error: str, builder: BatchBuilder, *, retry: bool, now: int) -> None:
         """The backend failed with the step's batch: see ``Scheduler.fail``.

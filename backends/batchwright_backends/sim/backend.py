@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
@@ -100,6 +102,8 @@ class SimBackend(Backend):
         self._noise = StepNoise(options.noise, settings.seed, options.noise_seed) if options.noise else None
         self._coming = ComingTokens(self._tokens)
         self._ride: Ride | None = None
+        self._drawn = self._draw
+        self._last_ns = 1 << 62  # what a step of decodes took last: how many are worked out at once follows from it
 
     def capacity(self) -> Capacity:
         """Size of the KV pool: as configured, else what the GPU's memory leaves; limits and vocabulary of the model."""
@@ -137,31 +141,48 @@ class SimBackend(Backend):
 
     def look_ahead(self, batch: Batch, most: int, until_ns: int | None) -> Ahead | None:
         """See ``Backend``: all is known beforehand."""
-        riders, now, ends = batch.riders, self._clock.now_ns(), []
-        num_riding = batch.num_riding
-        if riders is None or num_riding != len(batch):
-            if self._is_many(len(batch) - num_riding):
-                seconds = self._seconds(batch, int(np.count_nonzero(batch.samples)))
-            else:
-                rows = list(batch.rows_behind())
-                num_sampled = num_riding + sum(row.samples for row in rows)
-                seconds = self._seconds_of_few(batch, riders, rows, num_sampled)
-            ends.append(now + self._rounded(seconds, batch.step_index))
-            return Ahead(lambda: np.array([self._tokens.draw(batch.seeds, batch.output_indices)]), ends, self._draw)
-        ride, index, when = self._ride_of(riders), batch.step_index, riders.when
-        num_asked, plain, last = most if until_ns is None else 1, self._noise is None, 1
-        while len(ends) < most and (until_ns is None or now < until_ns):
-            for seconds in ride.seconds(when + len(ends), min(num_asked, most - len(ends))):
-                if until_ns is not None and now >= until_ns:
-                    break
-                last = round(1e9 * seconds) if plain else self._rounded(seconds, index + len(ends))
-                now += last
-                ends.append(now)
-            if until_ns is not None:
-                num_asked = 1 + (until_ns - now) // max(1, last)  # steps of decodes last about as long as each other
-        if not ends:
+        riders, now = batch.riders, self._clock.now_ns()
+        if riders is None or batch.num_riding != len(batch):
+            return self._one_ahead(batch, riders, now)
+        ride = self._ride_of(riders)
+        if until_ns is not None and now >= until_ns:
             return None
-        return Ahead(lambda: ride.tokens_ahead(riders, len(ends)), ends, self._draw)
+        if most == 1:
+            ends = [now + self._rounded(ride.second(riders.when), batch.step_index)]
+        else:
+            ends = self._ends_ahead(ride, riders.when, batch.step_index, most, until_ns)
+        return Ahead(lambda: ride.tokens_ahead(riders, len(ends)), ends, self._drawn)
+
+    def _one_ahead(self, batch: Batch, riders: Riders | None, now: int) -> Ahead:
+        """One step, in which others than decodes that go on together run."""
+        num_riding = batch.num_riding
+        if self._is_many(len(batch) - num_riding):
+            seconds = self._seconds(batch, int(np.count_nonzero(batch.samples)))
+        else:
+            rows = list(batch.rows_behind())
+            num_sampled = num_riding + sum(row.samples for row in rows)
+            seconds = self._seconds_of_few(batch, riders, rows, num_sampled)
+        ends = [now + self._rounded(seconds, batch.step_index)]
+        return Ahead(lambda: np.array([self._tokens.draw(batch.seeds, batch.output_indices)]), ends, self._drawn)
+
+    def _ends_ahead(self, ride: Ride, when: int, index: int, most: int, until_ns: int | None) -> list[int]:
+        """Ends of the steps that start before that time, at most so many; the first one does."""
+        now = self._clock.now_ns()
+        ends: list[int] = []
+        while len(ends) < most and (until_ns is None or now < until_ns):
+            first, num = len(ends), most - len(ends)
+            if until_ns is not None:  # steps of decodes last about as long as each other
+                num = min(num, 1 + (until_ns - now) // self._last_ns)
+            seconds = ride.seconds(when + first, num)
+            if self._noise is None:
+                times = [round(1e9 * second) for second in seconds]
+            else:
+                times = [self._rounded(second, index + first + place) for place, second in enumerate(seconds)]
+            ends += accumulate(times, initial=ends.pop() if first else now)
+            if not first:
+                del ends[0]
+            now, self._last_ns = ends[-1], max(1, times[-1])
+        return ends if until_ns is None else ends[: bisect_left(ends, until_ns) + 1]
 
     def _draw(self, seed: int, output_index: int, num_tokens: int) -> Sequence[int] | NDArray[np.uint32]:
         if num_tokens == 1:

@@ -42,10 +42,10 @@ class Ride:
         # Of few: of each some tokens, and where in them the token of step 0 would be; and up to which step they go.
         self._columns: list[tuple[list[int], int]] = []
         self._drawn_to = -1
-        # Of the steps from ``_ahead_from`` on.
-        self._tokens: list[list[int]] = []
+        # Of the steps from ``_ahead_from`` on, and from ``_tokens_from`` on.
         self._seconds: list[float] = []
-        self._ahead_from = self._start
+        self._ahead_from = self._tokens_from = self._start
+        self._tokens: list[list[int]] = []
 
     def seconds(self, when: int, num_steps: int) -> Iterable[float]:
         """Seconds of the steps from the one in which they stand at ``when`` on, while nobody else runs."""
@@ -61,20 +61,29 @@ class Ride:
         further = when - self._start
         return AttentionLoad(self._kv_tokens + further * self.num, self._kv_max + further)
 
-    def step(self, riders: Riders) -> tuple[list[int], float]:
-        """Their tokens in the step of a batch, and its seconds if nobody else runs in it; the list stays as it is.
+    def second(self, when: int) -> float:
+        """Seconds of the step in which they stand at ``when``, if nobody else runs in it.
 
         More steps are worked out than are asked for, twice as many each time: many at once cost little more than a few.
         """
-        place = riders.when - self._ahead_from
+        place = when - self._ahead_from
         if not 0 <= place < len(self._seconds):
-            num_steps = min(2 * len(self._seconds), _MOST) or _FIRST
-            self._seconds = list(self.seconds(riders.when, num_steps))
-            if self.num >= _FEW:
-                self._tokens = self.tokens_ahead(riders, num_steps).tolist()
-            self._ahead_from, place = riders.when, 0
-        tokens = self._tokens[place] if self.num >= _FEW else self._tokens_of_few(riders)
-        return tokens, self._seconds[place]
+            self._seconds = list(self.seconds(when, min(2 * len(self._seconds), _MOST) or _FIRST))
+            self._ahead_from, place = when, 0
+        return self._seconds[place]
+
+    def step(self, riders: Riders) -> tuple[list[int], float]:
+        """Their tokens in the step of a batch, and its seconds if nobody else runs in it; the list stays as it is."""
+        when = riders.when
+        seconds = self.second(when)
+        if self.num < _FEW:
+            return self._tokens_of_few(riders), seconds
+        place = when - self._tokens_from
+        if not 0 <= place < len(self._tokens):
+            num_steps = min(2 * len(self._tokens), _MOST) or _FIRST
+            self._tokens = self.tokens_ahead(riders, num_steps).tolist()
+            self._tokens_from, place = when, 0
+        return self._tokens[place], seconds
 
     def _tokens_of_few(self, riders: Riders) -> list[int]:
         """Drawn one request after the other, each far ahead: they outlast the coming and going of others."""

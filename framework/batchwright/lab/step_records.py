@@ -24,17 +24,20 @@ Stretch = tuple[int, int, Sequence[int], int, int, int, int, int, int, Sequence[
 tokens, decodes, evicted and waiting requests, residents after all but the last, and after the last, free blocks after
 each, and the size of the batch."""
 _MANY = 1024
-"""Stretches from which on they are packed."""
+"""Stretches, or steps, from which on they are packed."""
+_INDEX, _START, _END, _RUNNING, _FREE = map(FIELDS.index, ("index", "start_ns", "end_ns", "num_running", "free_blocks"))
 
 
 class StepRecords(Sequence[StepRecord]):
     """A sequence of step records that takes 88 bytes a step."""
 
-    __slots__ = ("_loose", "_packed")
+    __slots__ = ("_loose", "_packed", "_singles")
 
     def __init__(self, records: Iterable[StepRecord] = ()) -> None:
         self._packed = array("q")
-        self._loose: list[Stretch] = []  # behind those
+        # Behind those; one of the two is empty.
+        self._loose: list[Stretch] = []
+        self._singles: list[int] = []
         for record in records:
             self.append(record)
 
@@ -70,25 +73,28 @@ class StepRecords(Sequence[StepRecord]):
         if self._loose:
             counts = (num_prefill_tokens, num_decodes, num_preempted, num_waiting, num_running, num_running)
             self.extend_stretch((index, start_ns, (end_ns,), *counts, (free_blocks,), batch_size))
-        else:
-            self._packed.extend(
-                (
-                    index,
-                    start_ns,
-                    end_ns,
-                    num_prefill_tokens,
-                    num_decodes,
-                    num_preempted,
-                    num_waiting,
-                    num_running,
-                    free_blocks,
-                    0,
-                    batch_size,
-                )
-            )
+            return
+        singles = self._singles
+        singles += (
+            index,
+            start_ns,
+            end_ns,
+            num_prefill_tokens,
+            num_decodes,
+            num_preempted,
+            num_waiting,
+            num_running,
+            free_blocks,
+            0,
+            batch_size,
+        )
+        if len(singles) > _NUM * _MANY:
+            self._pack_singles()
 
     def extend_stretch(self, stretch: Stretch) -> None:
         """Take further steps of replica 0."""
+        if self._singles:
+            self._pack_singles()
         self._loose.append(stretch)
         if len(self._loose) > _MANY:
             self._pack()
@@ -96,9 +102,15 @@ class StepRecords(Sequence[StepRecord]):
     @property
     def _numbers(self) -> array[int]:
         """The numbers of all."""
-        if self._loose:
+        if self._singles:
+            self._pack_singles()
+        elif self._loose:
             self._pack()
         return self._packed
+
+    def _pack_singles(self) -> None:
+        self._packed.fromlist(self._singles)
+        self._singles = []
 
     def _pack(self) -> None:
         firsts, starts, ends, prefills, decodes, preempted, waiting, running, left, free, sizes = zip(
@@ -108,23 +120,16 @@ class StepRecords(Sequence[StepRecord]):
         lengths = np.fromiter(map(len, ends), dtype=np.int64, count=len(ends))
         lasts = np.cumsum(lengths) - 1
         begins = lasts - lengths + 1
-        num = int(lasts[-1]) + 1
-
-        def each(values: Sequence[int]) -> NDArray[np.int64]:
-            return np.repeat(np.array(values, dtype=np.int64), lengths)
-
-        columns = dict.fromkeys(FIELDS, np.zeros(num, dtype=np.int64))
-        columns["index"] = each(firsts) + np.arange(num) - np.repeat(begins, lengths)
-        columns["end_ns"] = np.fromiter(chain.from_iterable(ends), dtype=np.int64, count=num)
-        columns["start_ns"] = np.concatenate(([0], columns["end_ns"][:-1]))
-        columns["start_ns"][begins] = starts
-        columns["num_prefill_tokens"], columns["num_decodes"] = each(prefills), each(decodes)
-        columns["num_preempted"], columns["num_waiting"] = each(preempted), each(waiting)
-        columns["num_running"] = each(running)
-        columns["num_running"][lasts] = left
-        columns["free_blocks"] = np.fromiter(chain.from_iterable(free), dtype=np.int64, count=num)
-        columns["batch_size"] = each(sizes)
-        self._packed.frombytes(np.stack([columns[name] for name in FIELDS], axis=1).tobytes())
+        num, none = int(lasts[-1]) + 1, (0,) * len(ends)
+        alike = (firsts, starts, none, prefills, decodes, preempted, waiting, running, none, none, sizes)
+        rows = np.array(alike, dtype=np.int64).T.repeat(lengths, axis=0)
+        rows[:, _INDEX] += np.arange(num) - np.repeat(begins, lengths)
+        rows[:, _END] = np.fromiter(chain.from_iterable(ends), dtype=np.int64, count=num)
+        rows[1:, _START] = rows[:-1, _END]
+        rows[begins, _START] = starts
+        rows[lasts, _RUNNING] = left
+        rows[:, _FREE] = np.fromiter(chain.from_iterable(free), dtype=np.int64, count=num)
+        self._packed.frombytes(rows.tobytes())
 
     def column(self, name: str) -> NDArray[np.int64]:
         """int64[n]: one field of all records."""

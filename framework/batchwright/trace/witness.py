@@ -75,6 +75,10 @@ class Witness(BatchBuilder):
 
     # Building -----------------------------------------------------------------------------------------------
 
+    def build_steady(self, step: Step, rules: Rules) -> bool:
+        """Not before somebody listens: ``build`` does it."""
+        return False
+
     def build(self, step: Step, rules: Rules, *, fallback: bool = False) -> None:
         """As the builder does."""
         if self._account.step is not step:
