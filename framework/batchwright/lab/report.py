@@ -95,7 +95,7 @@ def _header(comparison: Comparison) -> Iterator[RenderableType]:
     for name, value in (
         ("workload", _workload(comparison)),
         *([("seeds", _seeds(comparison))] if len(comparison.seeds) > 1 else []),
-        *([("counted", _window(runs[0]))] if runs[0].window is not None else []),
+        *([("counted", counted(runs[0]))] if runs[0].window is not None else []),
         ("backend", _one([_backend(run) for run in runs], runs)),
         ("max_tokens", _one([run.declared_max_tokens for run in runs], runs)),
         *([("predicted", _one(predictions, runs))] if set(predictions) != {NO_PREDICTIONS} else []),
@@ -145,7 +145,8 @@ def _seeds(comparison: Comparison) -> str:
     return f"{len(seeds)} ({which}); figures are means over them"
 
 
-def _window(run: RunRecord) -> str:
+def counted(run: RunRecord) -> str:
+    """How many requests of a run with a window count, and which do not."""
     left = len(measured(run).requests)
     return f"{left} of {len(run.requests)} requests: {run.window} are left out"
 

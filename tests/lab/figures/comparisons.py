@@ -12,6 +12,7 @@ from batchwright.config import EngineConfig
 from batchwright.lab import Comparison, ab, compare, load_workload
 from batchwright.lab.records import RequestRecord, StepRecord
 from batchwright.lab.run_record import RunLimits, RunRecord
+from batchwright.lab.window import Window
 from batchwright.request import SLO
 from lab.hand import request, run, step
 
@@ -57,6 +58,22 @@ def long_tails() -> Comparison:
 def seeded() -> Comparison:
     """Two arms of three seeds."""
     return compare([arm(name, seed, shift=shift) for name, shift in (("a", 1.0), ("b", 1.3)) for seed in (0, 1, 2)])
+
+
+@cache
+def windowed() -> Comparison:
+    """Two arms whose first and last requests do not count, which took far longer than the others."""
+    found = []
+    for name, shift in (("a", 1.0), ("b", 1.3)):
+        made = arm(name, shift=shift)
+        ends = [
+            request(i, arrival_ms=50 * i, times_ms=[50 * i + 9000, 50 * i + 9900]) if i < 8 or i >= 72 else one
+            for i, one in enumerate(made.requests)
+        ]
+        whole = run(ends, made.steps, arm=name, limits=made.limits)
+        whole.window = Window("10%", "10%")
+        found.append(whole)
+    return compare(found)
 
 
 @cache

@@ -23,6 +23,7 @@ from batchwright.lab.figures.designs import design_plots
 from batchwright.lab.figures.style import COLUMN_IN, RC
 from batchwright.lab.files import Folder, Manifest
 from batchwright.lab.html.design_page import plots_of_folder, write_design_page
+from batchwright.lab.html.sweep_tables import sweep_tables
 from lab.html.pages import Page
 
 WORKLOAD = "synthetic:rate=20,n=16,prompt=uniform(60,400),output=uniform(4,30),seed=3"
@@ -157,6 +158,8 @@ def test_their_page_is_sound_and_says_what_was_found(tmp_path: Path, design: str
         assert line in page.text
     if design == "sweep":
         assert "Verdicts at 6 points, against prefill_first" in page.text
+        words = [cell for row in next(sweep_tables(summary)).rows for cell in row[1:]]
+        assert sum(map(int, words)) == 6 * len(words) / 3, "every point is counted once a metric"
         assert "rate=20, max_num_seqs=4" in page.text
     elif design == "capacity":
         for arm, result in searched()["arms"].items():
@@ -184,9 +187,7 @@ def test_bounds_on_metrics_of_plugins_are_drawn_too() -> None:
 
 def test_a_summary_of_an_older_release_says_how_to_go_on(tmp_path: Path) -> None:
     found = folder(tmp_path / "x", "sweep", {name: value for name, value in swept().items() if name != "closing"})
-    with pytest.raises(
-        WorkloadError, match=r"is of an older release, or of another experiment; call its command again"
-    ):
+    with pytest.raises(WorkloadError, match=r"is of an older release, or of another experiment; call its"):
         write_design_page(found.report_path, found, [])
 
 

@@ -17,7 +17,7 @@ from batchwright.lab.figures import Plot, differences, fairness, figures_of, gan
 from batchwright.lab.figures.gantt import NUM_ROWS
 from batchwright.lab.figures.style import COLUMN_IN, RC
 from batchwright.lab.samples import latency_samples
-from lab.figures.comparisons import CLIENTS, arm, crowd, long_tails, pair, seeded, simulated, single, troubled
+from lab.figures.comparisons import CLIENTS, arm, crowd, long_tails, pair, seeded, simulated, single, troubled, windowed
 from lab.hand import S, request, run
 
 
@@ -45,6 +45,22 @@ def test_figures_come_in_the_order_of_a_report() -> None:
     cdfs = ["ttft_cdf", "tpot_cdf", "itl_cdf", "e2el_cdf"]
     assert [p.name for p in figures_of(pair())] == ["differences", *cdfs, "timeline", "requests", "fairness"]
     assert [p.name for p in figures_of(single())] == [*cdfs, "timeline", "requests", "fairness"]
+
+
+def test_what_a_window_leaves_out_is_in_no_distribution_and_grey_on_the_time_line() -> None:
+    for latency in ("ttft", "tpot", "itl", "e2el"):
+        plot = cdf(windowed(), latency)
+        assert max(plot.columns[f"{latency}_ms"]) < 900
+        assert "Requests of the warm-up and the cool-down are left out." in plot.caption
+    assert len(rows(cdf(windowed(), "ttft"), arm="a")["ttft_ms"]) == 64
+    plot = timeline(windowed())
+    assert plot is not None and "Grey: warm-up and cool-down, which no table counts." in plot.caption
+    for axes in axes_of(plot):
+        extents = [patch.get_extents().transformed(axes.transData.inverted()) for patch in axes.patches]  # type: ignore[attr-defined]
+        (begin, first), (last, end) = sorted((box.x0, box.x1) for box in extents)
+        assert (begin, first, last) == pytest.approx((0, 0.4, 3.6)) and end > 5
+    plain = timeline(pair())
+    assert plain is not None and "Grey" not in plain.caption and not axes_of(plain)[0].patches  # type: ignore[attr-defined]
 
 
 # Distributions ---------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from batchwright.lab.figures import figures_of, latex_table, write_figures
-from batchwright.lab.figures.latex_table import escape
+from batchwright.lab.figures.latex_table import _ESCAPES, _first, escape
 from lab.figures.comparisons import crowd, pair, simulated, single
 
 
@@ -63,6 +65,55 @@ def test_what_latex_reads_as_commands_is_escaped() -> None:
     assert escape(r"a_b & 5% {x} $1 #2 ~ ^ \n") == (
         r"a\_b \& 5\% \{x\} \$1 \#2 \textasciitilde{} \textasciicircum{} \textbackslash{}n"
     )
+
+
+latexwalker = pytest.importorskip("pylatexenc.latexwalker", reason="pylatexenc is not installed: it reads LaTeX")
+
+
+LETTERS = st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_categories=["Cc", "Cf", "Zs"])
+OF_T1 = {"textbar": "|", "textless": "<", "textgreater": ">", "textquotedbl": '"', "textasciicircum": "^"}
+"""Commands of the encoding T1 that the parser does not know, and what they print."""
+
+
+@given(st.text(LETTERS, max_size=20))
+@example("".join(map(chr, range(33, 127))))
+@example('\\textbf{a} 50% of $x_1$ & \\\\[2pt] #1 ~^|"<>')
+def test_what_is_escaped_reads_as_it_was(text: str) -> None:
+    """By a parser of LaTeX, which knows nothing of the table of escapes."""
+    from pylatexenc.latex2text import LatexNodes2Text, MacroTextSpec, get_default_latex_context_db
+
+    known = get_default_latex_context_db()
+    known.add_context_category("T1", prepend=True, macros=[MacroTextSpec(*one) for one in OF_T1.items()])
+    nodes, _, _ = latexwalker.LatexWalker(escape(text), tolerant_parsing=False).get_latex_nodes()
+    assert not any(node.isNodeType(latexwalker.LatexMathNode) for node in nodes)
+    wanted = text
+    for written in ("---", "--", "``", "''", "!`", "?`"):  # ligatures: another form of the same
+        wanted = wanted.replace(written, LatexNodes2Text(known).latex_to_text(written))
+    assert LatexNodes2Text(known).nodelist_to_text(nodes) == wanted
+
+
+@pytest.mark.parametrize("make", [pair, crowd, single, simulated])
+def test_a_strict_parser_takes_the_table(make) -> None:
+    text = latex_table(make())
+    nodes, _, _ = latexwalker.LatexWalker(text, tolerant_parsing=False).get_latex_nodes()
+    (table,) = [node for node in nodes if node.isNodeType(latexwalker.LatexEnvironmentNode)]
+    assert table.environmentname == "tabular"
+    found: set[str] = set()
+
+    def walk(inner) -> None:
+        for node in inner or ():
+            if node.isNodeType(latexwalker.LatexMacroNode):
+                found.add(node.macroname)
+            walk(getattr(node, "nodelist", None))
+
+    walk(table.nodelist)
+    of_text = {name.removeprefix("\\").removesuffix("{}") for name in _ESCAPES.values()}
+    assert found <= {"toprule", "midrule", "bottomrule", "\\", *of_text}, "commands that no package brings"
+    assert ("xelatex" in text) == (make is crowd), "pdflatex has no letters for some names"
+
+
+def test_a_label_that_begins_like_an_argument_is_none() -> None:
+    assert _first("[of] all") == "{}[of] all" and _first("*") == "{}*" and _first("a [b]*") == "a [b]*"
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here: LaTeX is not installed")

@@ -17,7 +17,8 @@ from batchwright.errors import ConfigError
 from batchwright.lab import Comparison, compare
 from batchwright.lab.html import missing_for_reports, need_report
 from batchwright.lab.html.page import render_report
-from lab.figures.comparisons import arm, crowd, pair, seeded, simulated, single, troubled
+from batchwright.lab.html.tables import outcome_table
+from lab.figures.comparisons import arm, crowd, pair, seeded, simulated, single, troubled, windowed
 from lab.hand import request, run
 from lab.html.pages import Page
 
@@ -33,7 +34,7 @@ def source(make: Callable[[], Comparison], with_experiment: bool = True) -> str:
     return render_report(make(), [EXPERIMENT] if with_experiment else [])
 
 
-EVERY = [pytest.param(make, id=make.__name__) for make in (pair, seeded, crowd, single, troubled, simulated)]
+EVERY = [pytest.param(make, id=make.__name__) for make in (pair, seeded, crowd, single, troubled, simulated, windowed)]
 
 
 @pytest.mark.parametrize("make", EVERY)
@@ -54,6 +55,16 @@ def test_it_is_sound_and_needs_nothing_from_elsewhere(make: Callable[[], Compari
     assert set(re.findall(r"url\((.)", text)) <= {"#"}
     (policy,) = [m["content"] for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
+
+
+def test_offered_and_finished_are_of_the_same_requests() -> None:
+    """Those that count; what does not is said beside."""
+    text = Page(source(windowed)).text
+    assert "64 of 80 requests: the first 10% and the last 10% are left out" in text
+    assert "What became of the requests (without the first 10% and the last 10%)" in text
+    (a, b) = outcome_table(windowed()).rows
+    assert a[1:3] == ["64", "64"] == b[1:3]
+    assert "What every arm was offered, by seed 0 of 3" in Page(source(seeded)).text
 
 
 @pytest.mark.parametrize("make", EVERY)

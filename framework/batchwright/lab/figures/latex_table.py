@@ -27,6 +27,9 @@ _ESCAPES = {
 }
 _MARKS = {BETTER: r"$^{+}$", WORSE: r"$^{-}$"}
 _NOTE = r"% Needs \usepackage{booktabs} and \usepackage[T1]{fontenc}."
+_BEYOND = "% Names in it have letters that pdflatex lacks: use xelatex or lualatex, with a font that has them."
+_LATIN = "\u024f"
+"""The last letter of those that pdflatex has with T1."""
 
 
 def latex_table(comparison: Comparison) -> str:
@@ -38,8 +41,10 @@ def latex_table(comparison: Comparison) -> str:
     arms = arms_of(comparison)
     others = arms[1:]
     verdicts = verdicts_of(comparison)
+    beyond = any(letter > _LATIN for arm in arms for letter in arm.name)
     lines = [
         _NOTE,
+        *([_BEYOND] if beyond else []),
         r"\begin{tabular}{l" + "r" * len(arms) + "l" * len(others) + "}",
         r"\toprule",
         _row(["", *(escape(arm.name) for arm in arms), *(_against(arm.name, len(others)) for arm in others)]),
@@ -48,13 +53,18 @@ def latex_table(comparison: Comparison) -> str:
     for metric in shown_metrics(comparison):
         values = [comparison.summaries[arm.name].get(metric.name) for arm in arms]
         said = [_said(metric, verdicts.get((arm.name, metric.name))) for arm in others]
-        lines.append(_row([escape(metric.label), *(_minus(number(metric, value)) for value in values), *said]))
+        lines.append(_row([_first(metric.label), *(_minus(number(metric, value)) for value in values), *said]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def escape(text: str) -> str:
     """A text as LaTeX prints it."""
     return "".join(_ESCAPES.get(character, character) for character in text)
+
+
+def _first(text: str) -> str:
+    """A cell that begins a row: behind the end of the last one a star or a bracket would be that command's own."""
+    return ("{}" if text.startswith(("*", "[")) else "") + escape(text)
 
 
 def _against(name: str, num: int) -> str:

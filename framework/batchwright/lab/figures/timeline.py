@@ -17,6 +17,8 @@ from batchwright.lab.figures.arms import Arm, arms_of, seeds_of
 from batchwright.lab.figures.axes import add_legend, draw_limit, legend_in, plain, thin_grid, time_scale, write_letter
 from batchwright.lab.figures.binned import Binned, TimeLines, time_lines
 from batchwright.lab.figures.plot import Plot
+from batchwright.lab.figures.style import GRID
+from batchwright.lab.run_record import RunRecord
 
 Floats = NDArray[np.float64]
 
@@ -45,6 +47,7 @@ def timeline(comparison: Comparison) -> Plot | None:
     lines = [time_lines(arm.first, edges) for arm in arms]
     width_s = float(edges[1] - edges[0]) / 1e9
     banded = len(arms) <= _BANDS and all(arm.first.num_replicas == 1 for arm in arms)
+    left_out = _left_out(arms[0].first)
     return Plot(
         name="timeline",
         title="Over time",
@@ -53,11 +56,12 @@ def timeline(comparison: Comparison) -> Plot | None:
             f"over {width_s:.3g} s"
             + ("; bands reach from the smallest to the largest value in it" if banded else "")
             + "."
+            + (" Grey: warm-up and cool-down, which no table counts." if left_out else "")
             + seeds_of(arms)
         ),
         alt=". ".join(_said(arm, one) for arm, one in zip(arms, lines, strict=True)) + ".",
         columns=_columns(arms, lines),
-        draw=partial(_draw, arms, lines, banded),
+        draw=partial(_draw, arms, lines, banded, left_out),
         height_in=4.1 + legend_in(arms),
         wide_in=4.6,
     )
@@ -93,11 +97,29 @@ def _number(name: str, value: float) -> str:
     return f"{value:.0%}" if name == "kv_use" else f"{value:,.4g}"
 
 
-def _draw(arms: Sequence[Arm], lines: Sequence[TimeLines], banded: bool, figure: Figure) -> None:
+def _left_out(run: RunRecord) -> list[tuple[float, float]]:
+    """Seconds of the warm-up and of the cool-down, from and to; arrivals in them are not counted."""
+    if run.window is None:
+        return []
+    arrivals = [o.arrival_ns / 1e9 for o in run.offered]
+    first, stop = run.window.places([o.arrival_ns for o in run.offered])
+    found = [(0.0, arrivals[first])] if first else []
+    return [*found, (arrivals[stop], run.duration_s)] if stop < len(arrivals) else found
+
+
+def _draw(
+    arms: Sequence[Arm],
+    lines: Sequence[TimeLines],
+    banded: bool,
+    left_out: Sequence[tuple[float, float]],
+    figure: Figure,
+) -> None:
     panels: Sequence[Axes] = figure.subplots(len(_PANELS), 1, sharex=True).ravel().tolist()
     scale, unit = time_scale(lines[0].edges_ns[-1] / 1e9)
     for axes, (name, label, of) in zip(panels, _PANELS, strict=True):
         thin_grid(axes)
+        for begin_s, end_s in left_out:
+            axes.axvspan(begin_s / scale, end_s / scale, color=GRID, alpha=0.6, linewidth=0, zorder=0.5)
         means = np.array([np.nan_to_num(of(one).mean) for one in lines])
         for arm, one, at in zip(arms, lines, _standing_out(means), strict=True):
             _draw_line(axes, arm, one, of(one), scale, banded, at)

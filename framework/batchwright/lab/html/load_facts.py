@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.lab.report import counted
 from batchwright.lab.run_record import RunRecord
 from batchwright.predictor import NO_PREDICTIONS
 
@@ -25,6 +26,7 @@ def load_facts(run: RunRecord) -> list[tuple[str, str]]:
         ("Hash", str(workload.get("hash", "?"))),
         ("Speedup", f"{workload.get('speedup', 1):g}"),
         ("Requests", f"{len(run.offered):,}"),
+        *([("Counted", counted(run))] if run.window is not None else []),
         *_arrivals(arrivals),
         ("Prompt tokens", _spread(prompts)),
         ("Output tokens asked for", _spread(outputs)),

@@ -63,7 +63,7 @@ def render_report(
         replicas=list(replicas_tables(comparison)),
         differing=differing_table(arms),
         settings=settings_table(arms),
-        facts=load_facts(arms[0].first),
+        facts=dict(load_facts(arms[0].first)),
         events=events_table(arms),
         commands=commands_of(experiments),
         environments=environments_of(experiments),

@@ -10,7 +10,7 @@ from batchwright.lab.designs.axis import in_words
 from batchwright.lab.html.tables import Table
 from batchwright.lab.interval import Interval
 from batchwright.lab.metrics import METRICS
-from batchwright.lab.verdict import BETTER, NOT_SHOWN, WORSE, Verdict
+from batchwright.lab.verdict import BETTER, WORSE, Verdict
 from batchwright.lab.wording import NONE, number, size
 
 
@@ -24,9 +24,10 @@ def sweep_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     for arm in arms[1:]:
         for metric in metrics:
             words = Counter(v["verdict"] for p in points for v in p["verdicts"] if _is(v, arm, metric.name))
-            counts.append([f"{arm}: {metric.label}", *(str(words[word]) for word in (BETTER, WORSE, NOT_SHOWN))])
+            neither = len(points) - words[BETTER] - words[WORSE]
+            counts.append([f"{arm}: {metric.label}", *map(str, (words[BETTER], words[WORSE], neither))])
     if counts:
-        head = ["Metric", "Better", "Worse", "Not shown"]
+        head = ["Metric", "Better", "Worse", "Neither is shown"]
         yield Table(f"Verdicts at {len(points)} points, against {arms[0]}", head, counts)
     for metric in metrics:
         rows = []

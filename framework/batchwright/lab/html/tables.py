@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from batchwright.lab.compare import Comparison
@@ -14,6 +15,7 @@ from batchwright.lab.figures.shown import label_of, verdicts_of
 from batchwright.lab.metrics import METRICS
 from batchwright.lab.report import LIMITS, OF_REPLICAS
 from batchwright.lab.settings import differing_settings, flatten
+from batchwright.lab.window import measured
 from batchwright.lab.wording import NONE, number, size
 
 
@@ -66,9 +68,15 @@ def outcome_table(comparison: Comparison) -> Table:
         cells = [number(METRICS[name], summary.get(name)) for name in names]
         if summary.get("request_goodput") is None:
             cells[-1] = "no objectives"
-        rows.append([f"{arm.look.letter} {arm.name}", f"{len(arm.first.offered):,}", *cells])
+        offered = fmean(len(measured(run).offered) for run in arm.runs)
+        rows.append([f"{arm.look.letter} {arm.name}", f"{offered:,.{0 if offered.is_integer() else 1}f}", *cells])
     seeds = max(len(arm.runs) for arm in arms)
-    return Table("What became of the requests" + (f" (mean of {seeds} seeds)" if seeds > 1 else ""), head, rows)
+    window = arms[0].first.window
+    about = [
+        *([f"mean of {seeds} seeds"] if seeds > 1 else []),
+        *([f"without {window}"] if window is not None else []),
+    ]
+    return Table("What became of the requests" + (f" ({', '.join(about)})" if about else ""), head, rows)
 
 
 def differing_table(arms: Sequence[Arm]) -> Table | None:
