@@ -1,6 +1,6 @@
 """Published results, done again in the simulator, one after the other.
 
-python benchmarks/reproduce/all.py [--quick]
+python benchmarks/reproduce/all.py [--quick] [--jobs 2]
 """
 
 from __future__ import annotations

@@ -14,12 +14,10 @@ import sys
 from pathlib import Path
 from statistics import NormalDist
 
-import numpy as np
-
 from batchwright.config import EngineConfig
 from batchwright.engine import Engine
-from batchwright.lab import RunRecord, load_workload, run_arm
-from reproduction import Estimate, Reproduction, above, less, main, tell, times
+from batchwright.lab import ab, load_workload
+from reproduction import Estimate, Reproduction, above, less, main, spread, tell, times
 
 MACHINE = Path(__file__).parent / "machines" / "opt-13b-a100.yaml"
 MEANS = (161.31, 337.99)
@@ -78,17 +76,6 @@ def arms() -> dict[str, EngineConfig]:
     return {"fifo": fifo, "mlfq": swaps, RECOMPUTING: queues}
 
 
-def a_token_s(run: RunRecord) -> float:
-    """Latency of a request over its output tokens, on average: the artifact's measure."""
-    done = [r for r in run.requests if r.finish_ns is not None]
-    return float(np.mean([(r.finish_ns - r.arrival_ns) / 1e9 / r.num_output_tokens for r in done if r.finish_ns]))
-
-
-def whole_s(run: RunRecord) -> float:
-    """Latency of a request, on average: job completion time."""
-    return float(np.mean([(r.finish_ns - r.arrival_ns) / 1e9 for r in run.requests if r.finish_ns is not None]))
-
-
 def rate_at(latencies: list[float], rates: tuple[float, ...]) -> float:
     """The rate at which the latency a token crosses the SLO, linear between the rates that were run."""
     for (rate, low), (after, high) in zip(
@@ -99,7 +86,7 @@ def rate_at(latencies: list[float], rates: tuple[float, ...]) -> float:
     return rates[-1] if latencies[-1] <= SLO_S else rates[0]
 
 
-def reproduce(seeds: int, quick: bool) -> Reproduction:
+def reproduce(seeds: int, quick: bool, jobs: int) -> Reproduction:
     """Rates up to overload with ShareGPT's tail, and one rate with lighter tails."""
     n = 40 if quick else 400
     rates = RATES[1:] if quick else RATES
@@ -132,16 +119,13 @@ def reproduce(seeds: int, quick: bool) -> Reproduction:
     points = {(rate, sigmas[-1]) for rate in rates} | {(OVERLOAD, sigma) for sigma in sigmas}
     values: dict[tuple[str, float, float], dict[str, list[float]]] = {}
     for rate, sigma in sorted(points):
-        for seed in range(seeds):
-            load = load_workload(f"synthetic:rate={rate},n={n},{lengths(sigma)},seed={seed}")
-            for arm, config in configs.items():
-                if arm == RECOMPUTING and rate != OVERLOAD:
-                    continue
-                tell(f"rate {rate:g}, sigma {sigma:g}, {arm}, seed {seed}")
-                run = run_arm(config, load, arm=arm)
-                mine = values.setdefault((arm, rate, sigma), {"token": [], "whole": []})
-                mine["token"].append(a_token_s(run))
-                mine["whole"].append(whole_s(run))
+        tell(f"rate {rate:g}, sigma {sigma:g}")
+        load = load_workload(f"synthetic:rate={rate},n={n},{lengths(sigma)}")
+        asked = {arm: config for arm, config in configs.items() if arm != RECOMPUTING or rate == OVERLOAD}
+        comparison = ab(asked, load, seeds=seeds, jobs=jobs)
+        for arm in asked:
+            token, whole = (spread(comparison, arm, f"mean_{name}_ms", 1e3) for name in ("norm_latency", "e2el"))
+            values[arm, rate, sigma] = {"token": token, "whole": whole}
     heavy = sigmas[-1]
     for rate in rates:
         for arm in ("fifo", "mlfq"):

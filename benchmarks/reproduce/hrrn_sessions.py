@@ -2,44 +2,93 @@
 
     python benchmarks/reproduce/hrrn_sessions.py
 
-sgl-project/sglang, pull request 32911 (add the HRRN schedule policy), its table for a concurrency of 100.
+sgl-project/sglang, pull request 32911 (add the HRRN schedule policy), its table for a concurrency of 100; the rules by
+commit 00550cd, python/sglang/srt/managers/schedule_policy.py.
+
+Its requests are production traffic, of which nothing is published but the table. Five loads are run. The first three
+are of one application: what a turn adds is of one distribution, and what is cached grows with the turns, so that the
+longest match first is near the shortest remainder first. The other two (apps) were designed after those were known, and
+written down here before they were run once. In them match and remainder do not depend on each other:
+
+- by Little's law 100 requests at once take 100 · (mean prompt) / (prompt tokens a second) seconds each, which is the
+  mean TTFT and what comes after it. The table's four rows (FCFS, LPM, HRRN, and DFS-weight with 19.0 s and 141,790
+  tokens/s) are fitted best by a mean prompt of 66,000 tokens and 30 s from the first token to the next request. Here
+  both are about a quarter of that, 16,500 tokens and 7.5 s, which asks for as many prompt tokens a second.
+- one deployment serves many applications. Four groups of five have system prompts of 250, 1,000, 4,000 and 16,000
+  tokens, and sessions of 1 to 12 turns whose own parts are alike in all: a median of 600 tokens with a heavy tail, as
+  what tools answer. Who has the longest match has no shorter remainder than others.
+- one request in ten is alone and matches nothing (of the same model, SGLang's issue 31954 has 5% of cold requests,
+  which wait longest under LPM), with a median of 2,000 tokens.
+- ``hrrn`` runs without its constant (``base_tokens=0``) in all loads: the source has none.
 """
 
 from __future__ import annotations
 
 import sys
-
-import numpy as np
+from dataclasses import dataclass
 
 from batchwright.config import EngineConfig
-from batchwright.lab import RequestRecord, RunRecord, Workload, load_workload, run_arm, summarize
-from reproduction import Reproduction, above, main, tell, times
+from batchwright.lab import Workload, ab, load_workload
+from reproduction import Reproduction, above, main, paired, spread, tell, times
 
-POLICIES = {"fcfs": "no_evict", "lpm": "lpm", "hrrn": "hrrn"}
+POLICIES = {"fcfs": "no_evict", "lpm": "lpm", "hrrn": "hrrn:base_tokens=0"}
 """FCFS is the one that orders by arrival and is like the other two in all else: answers are one token, so what it
 reserves is the prompt."""
 PUBLISHED = {
     "mean": {"fcfs": "24.2", "lpm": "16.4", "hrrn": "7.5"},
-    "p50": {"fcfs": "13.4", "lpm": "5.6", "hrrn": "4.5"},
+    "median": {"fcfs": "13.4", "lpm": "5.6", "hrrn": "4.5"},
     "p90": {"fcfs": "50.9", "lpm": "32.8", "hrrn": "9.6"},
     "p99": {"fcfs": "60.5", "lpm": "213.3", "hrrn": "55.5"},
 }
+Figures = dict[str, list[float]]
+"""By arm, one a seed."""
 INPUT = {"fcfs": "119,023", "lpm": "148,458", "hrrn": "166,135"}
 USERS = 100
-HEAVY = "turns=uniform(1,10),prompt=lognormal(600,2.0,30000)"
+SYSTEM_PROMPTS = (250, 1000, 4000, 16_000)  # tokens
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is offered, and to how large a pool.
+
+    Attributes:
+        sessions: turns and what each adds: about 1,000 tokens; or a median of 600 and a heavy tail, as what tools
+            answer.
+        num_blocks: of 64 tokens; None: as many as the GPU holds.
+        is_mixed: whether there are applications with system prompts of four lengths, and requests that are alone; else
+            ten shared beginnings of 2,000 tokens.
+    """
+
+    sessions: str
+    num_blocks: int | None = None
+    is_mixed: bool = False
+
+    def text(self, n: int) -> str:
+        """Its specification, with so many sessions."""
+        if not self.is_mixed:
+            return f"synthetic:rate=inf,n={n},{self.sessions},output=1,prefix=2000,prefixes=10"
+        few = n // len(SYSTEM_PROMPTS)
+        one = f"synthetic:rate={few / 100},n={few},{self.sessions},output=1,prefixes=5"
+        shared = [f"{one},prefix={tokens},seed={100 * number}" for number, tokens in enumerate(SYSTEM_PROMPTS, start=1)]
+        alone = f"synthetic:rate={3 * few / 100},n={3 * few},prompt=lognormal(2000,1.5,30000),output=1"
+        return " + ".join([*shared, alone])
+
+    def workload(self, n: int, users: int) -> Workload:
+        """So many sessions, of so many users at once; each has one session after the other."""
+        return load_workload(self.text(n)).closed(users)
+
+
+HEAVY = "turns=uniform(1,10),prompt=lognormal(600,2.0,30000),think=exponential(5)"
+APPS = "turns=uniform(1,12),prompt=lognormal(600,1.8,30000),think=exponential(10)"
+"""10 s between turns are 7.5 s a request: three in four are not the first of a session."""
+ALL = 60_000  # blocks: more than all sessions need
 LOADS = {
-    "light": ("turns=uniform(1,20),prompt=lognormal(600,1.0)", None),
-    "heavy": (HEAVY, None),
-    "heavy, all cached": (HEAVY, 60_000),
+    "light": Load("turns=uniform(1,20),prompt=lognormal(600,1.0),think=exponential(5)"),
+    "heavy": Load(HEAVY),
+    "heavy, all cached": Load(HEAVY, ALL),
+    "apps": Load(APPS, is_mixed=True),
+    "apps, all cached": Load(APPS, ALL, is_mixed=True),
 }
-"""What a turn adds to what was said: about 1,000 tokens; or a median of 600 and a heavy tail, as what tools answer. And
-blocks of 64 tokens: as many as the GPU holds, or more than all sessions need."""
-
-
-def sessions(load: str, n: int, users: int, seed: int) -> Workload:
-    """A user has sessions of several turns, one after the other."""
-    spec = f"{LOADS[load][0]},output=1,prefix=2000,prefixes=10,think=exponential(5)"
-    return load_workload(f"synthetic:rate=inf,n={n},{spec},seed={seed}").closed(users)
 
 
 def config(policy: str, num_blocks: int | None) -> EngineConfig:
@@ -56,72 +105,76 @@ def config(policy: str, num_blocks: int | None) -> EngineConfig:
     )
 
 
-def amid(run: RunRecord) -> list[RequestRecord]:
-    """Requests that arrived between a tenth and nine tenths of the run, while all users are there."""
-    start, end = 0.1 * run.duration_ns, 0.9 * run.duration_ns
-    return [r for r in run.requests if start <= r.arrival_ns <= end and len(r.token_times_ns)]
-
-
-def reproduce(seeds: int, quick: bool) -> Reproduction:
-    """Three policies on two loads."""
-    n, users = (30, 15) if quick else (300, USERS)
+def reproduce(seeds: int, quick: bool, jobs: int) -> Reproduction:
+    """Three policies on each load."""
+    n, mixed, users = (30, 32, 15) if quick else (300, 400, USERS)
     found = Reproduction(
         name="hrrn_sessions",
         title="HRRN against FCFS and longest prefix match where prompts share prefixes",
         source="sgl-project/sglang, pull request 32911, description: table for conc=100",
         kind="order",
         setup=(
-            f"{users} users at once, {n} sessions; a turn waits for the one before and 5 s on average; ten shared "
-            "beginnings of 2,000 tokens",
-            "loads: 1 to 20 turns that add 1,000 tokens each (light), and 1 to 10 turns that add a median of 600 "
-            "with a heavy tail (heavy)",
+            f"{users} users at once, {n} sessions; a turn waits for the one before and 5 s on average; the first and "
+            "the last tenth of the requests do not count",
+            "loads of one application, ten shared beginnings of 2,000 tokens: 1 to 20 turns that add 1,000 tokens each "
+            "(light), and 1 to 10 turns that add a median of 600 with a heavy tail (heavy)",
+            f"loads of many (apps), {mixed} sessions: four groups of five with system prompts of 250 to 16,000 tokens, "
+            "1 to 12 turns that add a median of 600 with a heavy tail, whatever the group, 10 s between turns; one "
+            "request in ten is alone, with a median of 2,000 tokens and no match",
             "Llama-3.1-8B on one H100 as an instance that computes prompts: answers of one token, 8,192 tokens a step; "
-            "its pool holds half of the light load's sessions, and less of the heavy one's; then one that holds all",
+            "its pool holds half of the light load's sessions, and less of the others'; then one that holds all",
         ),
         same=("a closed loop of 100, prompts that share prefixes, an instance for prompts alone, the policies' rules",),
         other=(
             "its requests are production traffic that is not published: lengths, turns, pauses and the share that the "
-            "cache holds are ours, so three loads are run (of the same model, SGLang's issue 31954 has 96% of hits)",
+            "cache holds are ours, so five loads are run (of the same model, SGLang's issue 31954 has 96% of hits)",
+            "in the loads of many applications the mean prompt and the time between requests are a quarter of what the "
+            "source's throughputs and mean TTFTs come to by Little's law, 66,000 tokens and 30 s",
             "its model is GLM-5.2 on 8 B200 for prompts, and 8 for decodes",
-            "HRRN's waiting counts in seconds, there in prompt tokens computed meanwhile",
+            "HRRN's waiting counts in seconds, there in prompt tokens computed meanwhile; and there requests that "
+            "share an uncached prefix with one before them go last",
         ),
         seeds=seeds,
     )
-    for load, (_, num_blocks) in LOADS.items():
-        if quick and load != "heavy":
+    for load, of in LOADS.items():
+        if quick and load not in ("heavy", "apps"):
             continue
-        ttft: dict[str, dict[str, list[float]]] = {figure: {} for figure in PUBLISHED}
-        rates: dict[str, list[float]] = {}
-        hits: dict[str, list[float]] = {}
-        for seed in range(seeds):
-            workload = sessions(load, n, users, seed)
-            for arm, policy in POLICIES.items():
-                tell(f"{load}, {arm}, seed {seed}")
-                run = run_arm(config(policy, 700 if quick else num_blocks), workload, arm=arm, declared="exact")
-                requests = amid(run)
-                waits = np.array([r.token_times_ns[0] - r.arrival_ns for r in requests]) / 1e9
-                shown = dict(zip(PUBLISHED, [waits.mean(), *np.percentile(waits, [50, 90, 99])], strict=True))
-                for figure, value in shown.items():
-                    ttft[figure].setdefault(arm, []).append(float(value))
-                hits.setdefault(arm, []).append(100 * float(summarize(run)["cache_hit_rate"] or 0))
-                rates.setdefault(arm, []).append(sum(r.num_prompt_tokens for r in requests) / (0.8 * run.duration_s))
+        tell(load)
+        configs = {arm: config(policy, 700 if quick else of.num_blocks) for arm, policy in POLICIES.items()}
+        workload = of.workload(mixed if of.is_mixed else n, users)
+        comparison = ab(configs, workload, seeds=seeds, jobs=jobs, declared="exact", warmup="10%", cooldown="10%")
+        ttft = {
+            figure: {arm: spread(comparison, arm, f"{figure}_ttft_ms", 1e3) for arm in POLICIES} for figure in PUBLISHED
+        }
+        tokens = {}
+        for arm in POLICIES:
+            whole, answers = (spread(comparison, arm, f"{which}_throughput") for which in ("total_token", "output"))
+            tokens[arm] = list(paired(whole, answers, lambda a, b: a - b).values)
         for figure, by_arm in ttft.items():
             for arm, values in by_arm.items():
                 found.add(f"{load}, {figure} TTFT, {arm}", f"{PUBLISHED[figure][arm]} s", values, 2, " s")
         for arm in POLICIES:
-            found.add(f"{load}, prompt tokens/s, {arm}", INPUT[arm], rates[arm], 0)
+            found.add(f"{load}, prompt tokens/s, {arm}", INPUT[arm], tokens[arm], 0)
         for arm in POLICIES:
-            found.add(f"{load}, cache hits, {arm}", "not published", hits[arm], 1, "%")
-        mean, p99 = ttft["mean"], ttft["p99"]
-        found.claim(f"{load}: mean TTFT of LPM below FCFS's", above(mean["fcfs"], mean["lpm"]))
-        found.claim(f"{load}: mean TTFT of HRRN below FCFS's", above(mean["fcfs"], mean["hrrn"]))
-        found.claim(f"{load}: mean TTFT of HRRN below LPM's", above(mean["lpm"], mean["hrrn"]))
-        found.claim(f"{load}: p99 TTFT of LPM above FCFS's", above(p99["lpm"], p99["fcfs"]))
-        no_worse = times(p99["hrrn"], p99["fcfs"]).mean < 1.1
-        found.claim(f"{load}: p99 TTFT of HRRN no more than a tenth above FCFS's", no_worse)
-        more = above(rates["lpm"], rates["fcfs"]) and above(rates["hrrn"], rates["fcfs"])
-        found.claim(f"{load}: prompt tokens a second of LPM and HRRN above FCFS's", more)
+            found.add(
+                f"{load}, cache hits, {arm}", "not published", spread(comparison, arm, "cache_hit_rate", 0.01), 1, "%"
+            )
+        claims(found, load, ttft["mean"], ttft["p99"], tokens)
     return found
+
+
+def claims(found: Reproduction, load: str, mean: Figures, p99: Figures, tokens: Figures) -> None:
+    """What the table says of mean and p99, in full, and of prompt tokens a second."""
+    found.claim(f"{load}: mean TTFT of LPM below FCFS's", above(mean["fcfs"], mean["lpm"]))
+    found.claim(f"{load}: mean TTFT of HRRN below FCFS's", above(mean["fcfs"], mean["hrrn"]))
+    found.claim(f"{load}: mean TTFT of HRRN below LPM's", above(mean["lpm"], mean["hrrn"]))
+    found.claim(f"{load}: p99 TTFT of LPM above FCFS's", above(p99["lpm"], p99["fcfs"]))
+    found.claim(f"{load}: p99 TTFT of HRRN below LPM's", above(p99["lpm"], p99["hrrn"]))
+    no_worse = times(p99["hrrn"], p99["fcfs"]).mean < 1.1
+    found.claim(f"{load}: p99 TTFT of HRRN no more than a tenth above FCFS's", no_worse)
+    found.claim(f"{load}: prompt tokens a second of LPM above FCFS's", above(tokens["lpm"], tokens["fcfs"]))
+    found.claim(f"{load}: prompt tokens a second of HRRN above FCFS's", above(tokens["hrrn"], tokens["fcfs"]))
+    found.claim(f"{load}: prompt tokens a second of HRRN above LPM's", above(tokens["hrrn"], tokens["lpm"]))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,18 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import batchwright
+from batchwright.lab import Comparison
+from batchwright.lab.designs.margin import mean_margin
+from batchwright.lab.files.environment import commit
+
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduce"
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5% points of Student's t for 1 to 9 degrees of freedom."""
+COMMIT = commit(Path(batchwright.__file__).parent)
+"""Of the code that runs, before a result is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +40,9 @@ class Estimate:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95%, of the mean over seeds, by Student's t; None with one seed."""
-        n = len(self.values)
-        if n < 2:
+        if len(self.values) < 2:
             return None
-        spread = math.sqrt(math.fsum((v - self.mean) ** 2 for v in self.values) / (n - 1))
-        half = (_T[n - 2] if n - 2 < len(_T) else 1.96) * spread / math.sqrt(n)
+        half = mean_margin(self.values, 0.975)
         return self.mean - half, self.mean + half
 
     @property
@@ -77,6 +81,11 @@ def times(one: Sequence[float], other: Sequence[float]) -> Estimate:
 def above(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether one is above the other beyond chance: the interval of their paired differences leaves out 0."""
     return paired(one, other, lambda a, b: a - b).low > 0
+
+
+def spread(comparison: Comparison, arm: str, metric: str, unit: float = 1.0) -> list[float]:
+    """A metric of each seed's run of an arm, in so many of its unit; nan where it is undefined."""
+    return [math.nan if value is None else value / unit for value in comparison.spread[arm][metric]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,8 @@ class Reproduction:
             "kind": self.kind,
             "comes_out": self.comes_out,
             "seeds": self.seeds,
+            "commit": COMMIT,
+            "date": datetime.now(UTC).date().isoformat(),
             "setup": list(self.setup),
             "same": list(self.same),
             "other": list(self.other),
@@ -194,8 +205,8 @@ class Reproduction:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-Reproduce = Callable[[int, bool], Reproduction]
-"""Does it again: number of seeds, and whether only a small part of it."""
+Reproduce = Callable[[int, bool, int], Reproduction]
+"""Does it again: number of seeds, whether only a small part of it, and how many runs at a time."""
 
 
 def main(reproduce: Reproduce, about: str | None, argv: Sequence[str] | None = None, *, seeds: int = 5) -> int:
@@ -211,11 +222,16 @@ def main(reproduce: Reproduce, about: str | None, argv: Sequence[str] | None = N
     parser.add_argument("--quick", action="store_true", help="a small part of it, in seconds; nothing is written")
     parser.add_argument("--seeds", type=int, default=None, help=f"draws of the load; {seeds} by default, 1 if quick")
     parser.add_argument("--json", type=Path, default=None, help="write it there, not to benchmarks/results/reproduce")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time, each in a process of its own; 1 by default"
+    )
     args = parser.parse_args(argv)
     number = args.seeds if args.seeds is not None else 1 if args.quick else seeds
     if number < 1:
         parser.error(f"--seeds must be at least 1, not {number}")
-    found = reproduce(number, args.quick)
+    if args.jobs < 1:
+        parser.error(f"--jobs must be at least 1, not {args.jobs}")
+    found = reproduce(number, args.quick, args.jobs)
     print(found)
     path = args.json or (None if args.quick else RESULTS / f"{found.name}.json")
     if path is not None:

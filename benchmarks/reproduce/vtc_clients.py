@@ -4,6 +4,8 @@
 
 Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, section 5.2 and Figure 3, and the artifact's suite
 ``overload`` (Ying1123/VTC-artifact, commit 192c2e2, fair_bench/exp_suite.py).
+
+One comparison a seed: when each client starts is all that is drawn, and no specification of a workload draws it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def first_token_s(run: RunRecord, client: str, until_s: float) -> float:
     return float(np.mean(waits))
 
 
-def reproduce(seeds: int, quick: bool) -> Reproduction:
+def reproduce(seeds: int, quick: bool, jobs: int) -> Reproduction:
     """Both policies on the same two clients."""
     duration_s = 60.0 if quick else 360.0
     found = Reproduction(
@@ -107,7 +109,7 @@ def reproduce(seeds: int, quick: bool) -> Reproduction:
     figures: dict[str, dict[str, list[float]]] = {arm: {} for arm in configs}
     for seed in range(seeds):
         tell(f"seed {seed}")
-        comparison = ab(configs, two_clients(duration_s, seed), seed=seed)
+        comparison = ab(configs, two_clients(duration_s, seed), seed=seed, jobs=jobs)
         for run in comparison.runs:
             few, many = (service(run, client, at_s) for client in RATES)
             apart = np.abs(many - few)

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import fastserve_tails
+import hrrn_sessions
 import sarathi_capacity
 import sjf_budget
 import vtc_clients
 from batchwright.lab import load_workload
+from batchwright.lab.designs.capacity import capacity
 from lab.hand import request, run
 from reproduction import RESULTS, Claim, Estimate, Reproduction, above, less, main, times
 
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 ROBUST = {
     "sarathi_capacity": ["stall-free chunks gain", "the gain is larger under the strict bound"],
-    "hrrn_sessions": ["heavy: mean TTFT of HRRN below FCFS's"],
+    "hrrn_sessions": ["heavy: mean TTFT of HRRN below FCFS's", "apps: mean TTFT of HRRN below FCFS's"],
     "vtc_clients": [
         "the difference of service at the end is less",
         "within the bound",
@@ -80,7 +82,7 @@ def test_nothing_is_written_by_a_quick_look(
     written: list[Path] = []
     monkeypatch.setattr(Reproduction, "write", lambda self, path: written.append(path))
 
-    def reproduce(seeds: int, quick: bool) -> Reproduction:
+    def reproduce(seeds: int, quick: bool, jobs: int) -> Reproduction:
         found = Reproduction("nothing", "a title", "a source", "direction", (), (), (), seeds)
         found.claim("quick" if quick else "whole", holds=True)
         return found
@@ -94,6 +96,9 @@ def test_nothing_is_written_by_a_quick_look(
     with pytest.raises(SystemExit):
         main(reproduce, None, ["--seeds", "0"])
     assert "--seeds must be at least 1, not 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(reproduce, None, ["--jobs", "0"])
+    assert "--jobs must be at least 1, not 0" in capsys.readouterr().err
 
 
 # What is said of figures --------------------------------------------------------------------------------------------
@@ -102,7 +107,7 @@ def test_nothing_is_written_by_a_quick_look(
 def test_intervals_are_students() -> None:
     estimate = Estimate((1.0, 2.0, 3.0))
     assert estimate.mean == 2 and estimate.interval == pytest.approx(
-        (2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3))
+        (2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3))
     )
     assert estimate.text(1, "x") == "2.0x (-0.5 to 4.5)"
     assert Estimate((5.0,)).interval is None and Estimate((5.0,)).text(0, "%") == "5%"
@@ -130,22 +135,38 @@ def test_the_verdict_follows_from_the_claims(held: list[bool], words: str) -> No
 # Parts of the scripts -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [0.3, 2.0, 20.0])
-def test_the_capacity_is_found_to_its_precision(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
+def test_a_capacity_is_each_seeds_largest_rate_that_keeps_the_bounds() -> None:
+    config = sarathi_capacity.arms("mistral-7b-a100", "strict", sarathi_capacity.DATA["openchat_sharegpt4"])
+    load = load_workload("synthetic:rate=2,n=20,prompt=500,output=5")
+    found = capacity(config, load, "itl_p99<1,scheduling_delay_p50<=0.02", seeds=2, tolerance=0.5)
+    for arm in config:
+        rates = sarathi_capacity.edges(found, arm)
+        assert [rate > 0 for rate in rates] == [True, True]
+        assert rates == [2 * low for low, _ in found.of(arm).by_seed.values() if low]
 
-    def meets(config: object, workload: Any, slo_s: float) -> bool:
-        asked.append(workload.speedup)
-        return bool(workload.speedup <= limit)
 
-    monkeypatch.setattr(sarathi_capacity, "meets", meets)
-    load = load_workload("synthetic:rate=1,n=2")
-    config: Any = None
-    assert limit / 1.025 <= sarathi_capacity.capacity(config, load, 0.1, 1.0, 0.025) <= limit
-    assert len(asked) < 16
-    for answer, expected in ((False, 0), (True, sarathi_capacity.MOST)):
-        monkeypatch.setattr(sarathi_capacity, "meets", lambda *_, answer=answer: answer)
-        assert sarathi_capacity.capacity(config, load, 0.1, 1.0, 0.025) == expected
+def test_own_parts_are_alike_whatever_the_system_prompt_and_nobody_alone_matches() -> None:
+    """Match and remainder do not depend on each other in the load of many applications."""
+    load = hrrn_sessions.LOADS["apps"]
+    rows = list(load.workload(400, 100).rows)
+    alone = [row for row in rows if row.session_id is None]
+    assert 0.05 < len(alone) / len(rows) < 0.15 and not any(row.prefix_ids for row in alone)
+    own: dict[int, list[int]] = {tokens: [] for tokens in hrrn_sessions.SYSTEM_PROMPTS}
+    said: dict[str, int] = {}
+    first: dict[str, int] = {}
+    for row in rows:
+        if row.session_id is None:
+            continue
+        assert row.num_prompt_tokens is not None
+        shared = first.setdefault(row.session_id, row.prefix_lengths[0])
+        own[shared].append(row.num_prompt_tokens - said.get(row.session_id, shared))
+        said[row.session_id] = row.num_prompt_tokens + 1  # and its answer
+    medians = [np.median(parts) for parts in own.values()]
+    assert all(len(parts) > 400 for parts in own.values()) and min(medians) > 450 and max(medians) < 800
+    assert np.mean([row.num_prompt_tokens for row in rows]) == pytest.approx(16_500, rel=0.25)
+    # Users meet the groups and the lonely ones side by side.
+    assert {first[row.session_id] for row in rows[:60] if row.session_id} == set(own)
+    assert any(row.session_id is None for row in rows[:60])
 
 
 def test_service_counts_prompts_when_admitted_and_outputs_as_they_come() -> None:

@@ -32,6 +32,32 @@ def test_a_synthetic_workload_is_drawn_again(given: str, drawn: str) -> None:
     assert found.name == given and varied(load_workload(found.source), 0).rows == found.rows
 
 
+def test_several_that_are_offered_together_are_each_drawn_again() -> None:
+    found = varied(load_workload(f"{SPEC},seed=4 + synthetic:rate=5,n=9,turns=uniform(1,4)").closed(3), 3)
+    drawn = load_workload(f"{SPEC},seed=7 + synthetic:rate=5,n=9,turns=uniform(1,4),seed=3")
+    assert found.rows == drawn.rows and found.concurrency == 3
+    assert varied(load_workload(found.source), 0).rows == found.rows
+
+
+def test_a_specification_may_be_longer_than_the_name_of_a_file() -> None:
+    spec = " + ".join([SPEC] * 9)
+    assert len(spec) > 300 and len(load_workload(spec)) == 450
+    with pytest.raises(WorkloadError, match="synthetics"):
+        load_workload(spec.replace("synthetic:", "synthetics:", 1))
+
+
+def test_the_sessions_of_another_draw_are_whole() -> None:
+    """However many turns they have: only a workload that was cut is cut again."""
+    spec = "synthetic:rate=5,n=20,turns=uniform(1,9)"
+    counts = set()
+    for seed in range(5):
+        found = varied(load_workload(spec), seed)
+        assert found.rows == load_workload(f"{spec},seed={seed}").rows
+        counts.add(len(found))
+    assert len(counts) > 1
+    assert len(varied(load_workload(spec, limit=10), 3)) == 10
+
+
 def test_what_was_done_to_it_is_done_again() -> None:
     options = {"limit": 30, "speedup": 2.5, "slo": SLO(ttft_s=0.5)}
     assert varied(load_workload(SPEC, **options), 3).rows == load_workload(f"{SPEC},seed=3", **options).rows

@@ -20,9 +20,9 @@ _SEED = re.compile(r"(?:^|(?<=,))\s*seed\s*=\s*(\d+)\s*(?=,|$)")
 def varied(workload: Workload, seed: int, length: float = 1.0) -> Workload:
     """Another workload of the same kind; equal seeds give equal ones.
 
-    A synthetic one is drawn again, with the seed added to its own. Any other, and one that was cut or merged since it
-    was drawn, is put together from blocks of sessions that follow each other (see
-    :func:`~batchwright.lab.resampling.resampled`), each a thirtieth of it.
+    A synthetic one is drawn again, with the seed added to its own; of several that are offered together, each. Any
+    other, and one whose rows were changed since it was drawn, is put together from blocks of sessions that follow each
+    other (see :func:`~batchwright.lab.resampling.resampled`), each a thirtieth of it.
 
     Args:
         workload: to vary.
@@ -47,28 +47,38 @@ def varied(workload: Workload, seed: int, length: float = 1.0) -> Workload:
 
 
 def _drawn_again(workload: Workload, seed: int) -> Workload | None:
-    """A synthetic workload with another seed; None where it is none, or was changed in a way that is not known here."""
-    if not workload.source.startswith(_SYNTHETIC) or not workload.rows:
+    """A synthetic workload with another seed, or several that are offered together, each with another one; None where
+    it is none, or was changed in a way that is not known here."""
+    from batchwright.lab.loading import AND, load_workload  # it reads files of every kind, among which are workloads
+
+    parts = [part.strip() for part in workload.source.split(AND)]
+    if not workload.rows or not all(part.startswith(_SYNTHETIC) for part in parts):
         return None
-    body = workload.source.removeprefix(_SYNTHETIC)
-    found = _SEED.search(body)
-    own = int(found[1]) if found is not None else 0
-    parts = [part for part in _SEED.sub("", body).split(",") if part.strip()]
     try:
-        if _made(workload, workload.source).rows != workload.rows:
+        whole = load_workload(workload.source)
+        limit = len(workload) if len(workload) < len(whole) else None
+        if _treated_as(workload, whole, limit).rows != workload.rows:
             return None
-        again = _made(workload, _SYNTHETIC + ",".join([*parts, f"seed={own + seed}"]))
+        again = _treated_as(workload, load_workload(AND.join(_with_seed(part, seed) for part in parts)), limit)
     except BatchwrightError:
         return None
     return replace(workload, rows=again.rows, source=again.source)
 
 
-def _made(workload: Workload, source: str) -> Workload:
-    """Made from a specification, and treated as this workload was."""
-    from batchwright.lab import load_workload  # it reads files of every kind, among which are workloads
+def _with_seed(specification: str, seed: int) -> str:
+    """A specification with so much added to its own seed."""
+    body = specification.removeprefix(_SYNTHETIC)
+    found = _SEED.search(body)
+    own = int(found[1]) if found is not None else 0
+    parts = [part for part in _SEED.sub("", body).split(",") if part.strip()]
+    return _SYNTHETIC + ",".join([*parts, f"seed={own + seed}"])
 
-    made = load_workload(source).first(len(workload))
+
+def _treated_as(workload: Workload, made: Workload, limit: int | None) -> Workload:
+    """What was made anew, treated as this workload was: cut to so many rows, with its objectives and its speed."""
     assert isinstance(workload.rows, tuple)
+    if limit is not None:
+        made = made.first(limit)
     slo = workload.rows[0].slo
     if slo is not None:
         made = made.with_slo(slo)
