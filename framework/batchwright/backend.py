@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from batchwright.batch import Batch
     from batchwright.calibration import CalibrationReport, CalibrationSettings
+    from batchwright.config import EngineConfig
+    from batchwright.lab.run_record import RunRecord
+    from batchwright.lab.workload import Workload
     from batchwright.logprobs import TokenLogprobs
 
 
@@ -323,6 +326,9 @@ class BackendEntry:
             each other without taking time from each other.
         calibrate: fits its estimates to measurements, for ``batchwright calibrate``; None: there is nothing to fit.
             Raises ``ConfigError``.
+        run_arm: of what brings an engine of its own, such as vLLM: runs an arm of the lab, and gives its record, from
+            a config, a workload and the options of :func:`~batchwright.lab.run_arm`. ``create`` then says that there is
+            nothing to drive. None: Batchwright's engine drives what ``create`` makes.
     """
 
     create: Callable[[BackendSettings], Backend]
@@ -331,3 +337,4 @@ class BackendEntry:
     available: Callable[[], str | None] = lambda: None
     virtual_time: bool = False
     calibrate: Callable[[CalibrationSettings], CalibrationReport] | None = None
+    run_arm: Callable[[EngineConfig, Workload, Mapping[str, Any]], RunRecord] | None = None

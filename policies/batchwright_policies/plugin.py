@@ -11,6 +11,7 @@ from batchwright_policies.lpm import Lpm
 from batchwright_policies.max_utilization import MaxUtilization
 from batchwright_policies.mlfq import Mlfq
 from batchwright_policies.no_evict import NoEvict
+from batchwright_policies.observe import Observe
 from batchwright_policies.orca import Orca
 from batchwright_policies.plas import Plas
 from batchwright_policies.prefill_first import PrefillFirst
@@ -40,6 +41,7 @@ def register_policies() -> dict[str, type[Policy]]:
         "most_blocks": MostBlocks,
         "newest": Newest,
         "no_evict": NoEvict,
+        "observe": Observe,
         "orca": Orca,
         "plas": Plas,
         "prefill_first": PrefillFirst,

@@ -15,7 +15,8 @@ from typing import Any
 def scheduler(*args: Any, **kwargs: Any) -> Any:
     """Make vLLM's own scheduler with a policy of ours as a guest; for ``--scheduler-cls``.
 
-    ``BATCHWRIGHT_VLLM=off`` in the environment gives vLLM's scheduler as it is.
+    With policy ``observe`` nobody is a guest in it, and it can be recorded. ``BATCHWRIGHT_VLLM=off`` in the environment
+    gives vLLM's scheduler as it is.
 
     Args:
         args, kwargs: vLLM's.
@@ -23,6 +24,6 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     Raises:
         ConfigError: configuration or policy cannot be carried; the message says why.
     """
-    from batchwright_backends.vllm.guest_making import make_scheduler
+    from batchwright_backends.vllm.choosing import choose_scheduler
 
-    return make_scheduler(*args, **kwargs)
+    return choose_scheduler(*args, **kwargs)

@@ -49,6 +49,11 @@ class Arm:
         """Whether a server elsewhere runs it."""
         return is_endpoint(self.config.backend)
 
+    @property
+    def has_own_engine(self) -> bool:
+        """Whether its backend brings an engine of its own, such as vLLM's."""
+        return not self.is_endpoint and self.plugins.backend(self.config.backend.partition(":")[0]).run_arm is not None
+
     @cached_property
     def plugins(self) -> Plugins:
         """What is installed, without what the config leaves out."""

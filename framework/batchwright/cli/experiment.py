@@ -39,7 +39,6 @@ from batchwright.lab.perfetto import write_trace
 from batchwright.lab.repetition import in_order, parse_seeds, repeated
 from batchwright.lab.shown import choose_metrics
 from batchwright.lab.window import Window
-from batchwright.replay import DecisionRecorder
 
 _ONE_SEED, _USUAL = SeedOptions(), VerdictOptions()
 _NO_FILES, _USUAL_TABLE = FileOptions(), TableOptions()
@@ -156,6 +155,13 @@ def _check_one_engine(arm: Arm, files: dict[str, Path | None]) -> None:
                     f"{option} {path}: it holds what an engine does, and {arm.config.backend} is an endpoint; leave "
                     f"{option} out"
                 )
+    if arm.has_own_engine:
+        for option in ("--explain", "--outputs"):
+            if files[option] is not None:
+                raise ConfigError(
+                    f"{option} {files[option]}: it holds what Batchwright's engine does, and {arm.config.backend} has "
+                    f"one of its own; leave {option} out"
+                )
     if arm.config.replicas > 1:
         for option, path in files.items():
             if path is not None:
@@ -176,8 +182,6 @@ def _local(
     """What a run in this process is given beside: plugins that are loaded already, files written on the way."""
 
     def on_engine(engine: Engine) -> None:
-        if record is not None:
-            stack.enter_context(DecisionRecorder(record, engine.scheduler, case=arm.label))
         if explain is not None:
             from batchwright.trace import ReasonRecorder
 
@@ -186,7 +190,8 @@ def _local(
         if outputs is not None:
             collected.append(Outputs(outputs, engine))
 
-    return {"installed": arm.plugins, "on_engine": on_engine}
+    beside = {"installed": arm.plugins, "decisions": record}
+    return beside if arm.has_own_engine else {**beside, "on_engine": on_engine}
 
 
 def print_comparison(comparison: Comparison, metrics: Sequence[Metric] | None = None) -> None:

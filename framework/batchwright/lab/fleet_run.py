@@ -29,6 +29,8 @@ def run_fleet(config: EngineConfig, workload: Workload, **options: Unpack[RunOpt
     """``run_arm`` of a config that asks for replicas or a router; arguments and errors are those of ``run_arm``."""
     for unknown in set(options) - set(RunOptions.__annotations__):
         raise TypeError(f"run_arm() got an unexpected keyword argument {unknown!r}")
+    if options.get("decisions"):
+        raise ConfigError(f"decisions are recorded of one engine, and replicas is {config.replicas}: leave it out")
     declared, arm = options.get("declared", MODEL), options.get("arm")
     max_steps, max_seconds = options.get("max_steps"), options.get("max_seconds")
     rule = checked(workload, declared, max_steps, max_seconds)

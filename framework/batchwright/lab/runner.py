@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -21,6 +22,7 @@ from batchwright.lab.recorder import Recorder
 from batchwright.lab.run_record import RunLimits, RunRecord
 from batchwright.lab.stream import RecordStream
 from batchwright.lab.workload import Workload
+from batchwright.plugins import load_plugins
 from batchwright.predictor import describe_predictions
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class RunOptions(TypedDict, total=False):
         installed: plugins loaded already.
         origins: where the config's values come from.
         on_engine: called with the engine before the first request is added.
+        decisions: a file to which every decision is written, for ``batchwright replay``.
     """
 
     arm: str | None
@@ -68,6 +71,7 @@ class RunOptions(TypedDict, total=False):
     installed: Plugins | None
     origins: Mapping[str, str] | None
     on_engine: Callable[[Engine], None] | None
+    decisions: Path | None
 
 
 def run_arm(config: EngineConfig, workload: Workload, **options: Unpack[RunOptions]) -> RunRecord:
@@ -96,6 +100,11 @@ def run_arm(config: EngineConfig, workload: Workload, **options: Unpack[RunOptio
         from batchwright.lab.fleet_run import run_fleet
 
         return run_fleet(config, workload, **options)
+    if options.get("backend") is None:
+        installed = options["installed"] = options.get("installed") or load_plugins(config.no_plugins)
+        own_engine = installed.backend(config.backend.partition(":")[0]).run_arm
+        if own_engine is not None:
+            return own_engine(config, workload, options)
     recorder = Recorder()
     values = _run(config, workload, recorder, lambda _: None, **options)
     return RunRecord(offered=recorder.offered, steps=recorder.steps, batches=recorder.batches, **values)
@@ -180,6 +189,7 @@ def _run(
     installed: Plugins | None = None,
     origins: Mapping[str, str] | None = None,
     on_engine: Callable[[Engine], None] | None = None,
+    decisions: Path | None = None,
 ) -> dict[str, Any]:
     """Run it; the fields of its record, but for what the recorder has. ``begin`` gets those known before the run."""
     rule = checked(workload, declared, max_steps, max_seconds)
@@ -191,9 +201,13 @@ def _run(
         origins=origins,
         installed=installed,
     )
-    with engine:
+    with engine, ExitStack() as stack:
         if on_engine is not None:
             on_engine(engine)
+        if decisions is not None:
+            from batchwright.replay import DecisionRecorder
+
+            stack.enter_context(DecisionRecorder(decisions, engine.scheduler, case=arm or engine.policy_name))
         name = arm if arm is not None else engine.policy_name
         capacity, limits = engine.capacity, engine.limits
         head = {

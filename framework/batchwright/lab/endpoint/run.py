@@ -32,7 +32,7 @@ from batchwright.lab.workload import Workload
 
 T = TypeVar("T")
 
-_OF_ENGINES = ("max_steps", "backend", "policy", "plugins", "on_engine")
+_OF_ENGINES = ("max_steps", "backend", "policy", "plugins", "on_engine", "decisions")
 """Options that say something of an engine, and nothing of a server elsewhere."""
 
 
