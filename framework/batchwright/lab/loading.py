@@ -10,6 +10,7 @@ from batchwright.lab.lazy_rows import LazyRows
 from batchwright.lab.links import arranged
 from batchwright.lab.merging import merge
 from batchwright.lab.readers import READERS, Reader, TraceFile
+from batchwright.lab.readers.recording import RecordedTraffic, is_recording
 from batchwright.lab.synthetic import PREFIX as SYNTHETIC
 from batchwright.lab.synthetic import SyntheticSpec
 from batchwright.lab.workload import Workload
@@ -32,7 +33,8 @@ def load_workload(
     """Read a trace, or draw a synthetic workload.
 
     A file's format is found by its content, not its name: Azure's and BurstGPT's traces (CSV), Mooncake's and Bailian's
-    (JSONL), ShareGPT's conversations (JSON), or plain JSONL (see :mod:`batchwright.lab.readers`).
+    (JSONL), ShareGPT's conversations (JSON), or plain JSONL (see :mod:`batchwright.lab.readers`); a folder is a
+    recording of traffic (see :mod:`batchwright.lab.readers.recording`).
     ``synthetic:rate=4,n=100,...`` draws one (see :class:`~batchwright.lab.synthetic.SyntheticSpec`). Several of them
     with `` + `` in between are merged (see :func:`~batchwright.lab.merging.merge`).
 
@@ -76,6 +78,9 @@ def _is_there(name: str) -> bool:
 
 
 def _read(path: Path, readers: Mapping[str, Reader], *, lazy: bool, skip_bad_rows: bool) -> Workload:
+    if is_recording(path):
+        traffic = RecordedTraffic(path, skip_bad_rows)
+        return Workload(name=path.name, rows=arranged(traffic.rows()), source=str(path), notes=traffic.notes)
     file = TraceFile(path, readers, skip_bad_rows)
     rows = LazyRows(lambda: file.rows(in_order=True)) if lazy else arranged(file.rows())
     return Workload(name=path.name, rows=rows, source=str(path), notes=file.notes)
