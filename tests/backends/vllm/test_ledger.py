@@ -1,4 +1,4 @@
-"""What the lab and recordings know of a run inside vLLM: the same as the lab's own recorder, and decisions that replay."""
+"""What the lab and recordings know of a run inside vLLM, held to the lab's own recorder; and decisions that replay."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_observe_is_vllms_own_scheduler_and_says_so_where_it_cannot_be(monkeypat
 
     assert type(chosen({"policy": "observe"})) is Scheduler
     for section in ({"policy": "observe", "max_num_residents": 3}, {"policy": {"use": "observe", "a": 1}}):
-        with pytest.raises(ConfigError, match="leaves vLLM's scheduler as it is, and .* would change nothing"):
+        with pytest.raises(ConfigError, match=r"leaves vLLM's scheduler as it is, and .* would change nothing"):
             chosen(section)
     with pytest.raises(ConfigError, match="HostScheduler takes its place"):
         host("observe", 40, BLOCK, 6, 48)
@@ -240,7 +240,7 @@ def test_observe_is_vllms_own_scheduler_and_says_so_where_it_cannot_be(monkeypat
 
 
 def test_settings_of_a_recording_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="batchwright.record.part_mib: .* greater than 0"):
+    with pytest.raises(ConfigError, match=r"batchwright\.record.part_mib: .* greater than 0"):
         recording(Chosen, tmp_path, policy="observe", record={"dir": str(tmp_path), "part_mib": 0})
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="record: cannot write to"):

@@ -40,6 +40,7 @@ class OneByOne:
         self.waiting: list[Any] = []
         self.clock = clock
         self.num_left: dict[str, int] = {}
+        self.requests: dict[str, Any] = {}
         self.is_new = True
         self.was_shut = False
         self.raises = False
@@ -48,6 +49,7 @@ class OneByOne:
         if self.raises:
             raise ValueError("no room")
         self.waiting.append(request)
+        self.requests[request.request_id] = request
         self.num_left[request.request_id] = request.length
 
     def schedule(self) -> Any:
@@ -109,6 +111,7 @@ class Server:
             num_prompt_tokens=len(prompt),
             sampling_params=SimpleNamespace(max_tokens=max_tokens),
             priority=0,
+            output_token_ids=[],
             length=length,
             reason=reason,
         )
@@ -333,7 +336,7 @@ def test_a_slow_disk_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_folder_that_cannot_be_written_to_is_said_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="record: cannot write to .*file"):
+    with pytest.raises(ConfigError, match=r"record: cannot write to .*file"):
         Server(tmp_path / "file")
 
 

@@ -122,6 +122,7 @@ class Drive:
 def said(request: Request) -> dict[str, Any]:
     """What policies are to know of a request, as vLLM's requests carry it."""
     values = {name: getattr(request, name, None) for name in TRUSTED}
+    values["slo_class"] = request.extra.get("slo_class")
     if request.deadline_s is not None:
         values["deadline_s"] = request.deadline_s - request.arrival_ns / 1e9
     return {f"batchwright_{name}": value for name, value in values.items() if value is not None}

@@ -104,7 +104,7 @@ def run_here(config: EngineConfig, workload: Workload, options: Mapping[str, Any
             steps=ledger.steps,
             batches=ledger.batches,
             events=[*events.taken(), *(core.take_events() if core is not None else ())],
-            notes=[*workload.notes, *arrivals.notes, *_notes(vllm, active.name, warnings)],
+            notes=[*workload.notes, *arrivals.notes, *_notes(vllm, active.name, workload, warnings)],
             duration_ns=now_ns - start_ns,
             stopped=stopped,
             seed=options.get("seed", 0),
@@ -196,13 +196,15 @@ def _decisions(options: Mapping[str, Any], vllm: Started, core: Any) -> Any:
     return DecisionRecorder(path, core, case=options.get("arm") or "run")
 
 
-def _notes(vllm: Started, policy: str, warnings: list[str]) -> list[str]:
+def _notes(vllm: Started, policy: str, workload: Workload, warnings: list[str]) -> list[str]:
     how = {
         "host": "Batchwright's scheduler in the place of vLLM's",
         "guest": "a guest in vLLM's own scheduler",
         "stock": "vLLM's own scheduler",
     }[vllm.adapter]
     notes = [f"{policy} on vLLM {vllm.version}: {how}"]
+    if any(row.slo is not None for row in workload.rows):
+        notes.append("requests of vLLM have no place for objectives: they count in the metrics, and policies see none")
     fallbacks = getattr(vllm.scheduler, "num_fallbacks", {}) if vllm.adapter == "guest" else {}
     if fallbacks:
         causes = ", ".join(f"{num} {cause}" for cause, num in sorted(fallbacks.items()))
