@@ -22,9 +22,10 @@ from batchwright.errors import RefusedRequestError
 from batchwright.hookspecs import hookimpl
 from batchwright.lab import ab, load_workload
 from batchwright.lab.executors import Executor, Task, choose_executor
-from batchwright.lab.executors.processes import Processes, pack_error, unpack_error
+from batchwright.lab.executors.processes import Processes, pack_error, unpack_error, work
 from batchwright.lab.executors.serial import Serial
 from batchwright.lab.experiment import Experiment, run_tasks
+from batchwright.plugins import Plugins, load_plugins
 
 SPEC = "synthetic:rate=50,n=20,prompt=uniform(20,200),output=uniform(2,12),seed=3"
 LONG = "synthetic:rate=40,n=20000,prompt=200,output=200"
@@ -132,6 +133,45 @@ def test_a_run_that_fails_is_named_and_stops_no_other(name: str, bad: str) -> No
     assert isinstance(first, PolicyError) and (first.rule, first.value, first.hook) == ("range", -1, "chunking")
     if name != "serial":
         assert any("Traceback" in note and "chunk" in note for note in first.__notes__)
+
+
+def test_plugins_are_loaded_once_for_all_runs_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for them takes as long as many a run."""
+    loaded: list[tuple[str, ...]] = []
+
+    def load(names: Sequence[str] = ()) -> Plugins:
+        loaded.append(tuple(names))
+        return load_plugins(names)
+
+    monkeypatch.setattr("batchwright.lab.executors.installed.load_plugins", load)
+    for module in ("engine", "lab.runner", "lab.ab", "resolve"):
+        monkeypatch.setattr(f"batchwright.{module}.load_plugins", None, raising=False)
+    todo = [*tasks("vllm_v1", "stall_free", seeds=(0, 1)), *tasks("vllm_v1", seeds=(2,))]
+    executor = Serial()
+    for part in (todo[:2], todo[2:]):
+        assert all(outcome.run is not None for outcome in executor.run(part))
+    assert loaded == [()]
+    sent: list[tuple[str, Any]] = []
+    messages: list[Any] = [(place, task) for place, task in enumerate(todo[:3])]
+
+    class Pipe:
+        def recv(self) -> Any:
+            if not messages:
+                raise EOFError
+            return messages.pop(0)
+
+        def poll(self) -> bool:
+            return False
+
+        def send(self, message: tuple[str, Any]) -> None:
+            sent.append(message)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        work(Pipe())  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [kind for kind, _ in sent if kind != "progress"] == ["done"] * 3 and loaded == [(), ()]
 
 
 def test_where_all_fail_alike_the_error_is_raised_as_it_is() -> None:
@@ -310,7 +350,7 @@ def test_ctrl_c_before_anything_is_done_is_raised(bad: str, tmp_path: Path, monk
         def run(self, tasks: Any, progress: Any = None, keep: Any = None) -> Any:
             raise NotImplementedError
 
-    monkeypatch.setattr(Task, "run", lambda self, progress=None: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Task, "run", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         Serial().run(tasks("vllm_v1"))
 

@@ -14,6 +14,7 @@ from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, WorkloadError
 from batchwright.lab import RunRecord, load_workload, run_arm
 from batchwright.lab.executors import Task
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.files import Folder, Manifest, run_labels, task_key
 from batchwright.lab.files.columns import OFFERED, REQUEST_COLUMNS, STEP_COLUMNS
 from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
@@ -284,8 +285,22 @@ def task(**values: Any) -> Task:
     return Task(**{"arm": "a", "config": CONFIG, "workload": WORKLOAD, "seed": 1, **values})
 
 
+def test_unset_is_another_experiment_than_set_to_the_default(tmp_path: Path) -> None:
+    """vllm_v1 has a limit of residents where none is given, and keeps to none where that is said."""
+    unset, said = EngineConfig(policy="vllm_v1"), EngineConfig(policy="vllm_v1", max_num_residents=None)
+    assert unset == said and manifest(configs={"a": unset}).key != manifest(configs={"a": said}).key
+    assert task_key(task(config=unset)) != task_key(task(config=said))
+    inner = EngineConfig.parse({"prefix_cache": {"visible": "computed"}}), EngineConfig.parse({"prefix_cache": {}})
+    assert len({manifest(configs={"a": config}).key for config in inner}) == 2
+    Folder(tmp_path).write_experiment(manifest(configs={"a": unset}))
+    with pytest.raises(ConfigError, match="its arms have other settings"):
+        Folder(tmp_path).write_experiment(manifest(configs={"a": said}))
+    assert json.loads((tmp_path / "experiment.json").read_text())["arms"] == {"a": {"policy": "vllm_v1"}}
+
+
 def test_a_key_is_of_all_that_decides() -> None:
     base = task_key(task())
+    assert base == task_key(task(), Installed())
     assert base == task_key(task(options={"progress": print}))
     others = [
         task(arm="b"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from batchwright.errors import WorkloadError
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.files.folder import Folder
 from batchwright.lab.files.keys import task_key
 from batchwright.lab.files.manifest import run_labels
@@ -31,6 +32,7 @@ class SavedRuns:
         self.resume = resume
         self.num_found = 0
         self._labels: dict[tuple[str, ...], str] = {}
+        self._installed = Installed()
 
     def plan(self, tasks: Sequence[Task]) -> list[str]:
         """Labels of further tasks; a task that was planned before keeps its own."""
@@ -48,7 +50,7 @@ class SavedRuns:
         if not self.resume:
             return None
         try:
-            if self.folder.key(self.label(task)) != task_key(task):
+            if self.folder.key(self.label(task)) != task_key(task, self._installed):
                 return None
             run = self.folder.read_run(self.label(task))
         except WorkloadError:
@@ -63,7 +65,7 @@ class SavedRuns:
             OSError: it cannot be written.
         """
         whole = run.stopped != "interrupted"
-        self.folder.write_run(self.label(task), run, key=task_key(task) if whole else None)
+        self.folder.write_run(self.label(task), run, key=task_key(task, self._installed) if whole else None)
 
 
 def run_parts(task: Task) -> tuple[str, ...]:

@@ -13,12 +13,13 @@ from batchwright.effective import effective_settings
 from batchwright.errors import ConfigError, WorkloadError, did_you_mean
 from batchwright.lab.designs.axis import Point, in_words
 from batchwright.lab.endpoint.address import is_endpoint
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.loading import AND, load_workload
 from batchwright.lab.synthetic import PREFIX as SYNTHETIC
 from batchwright.lab.synthetic import SyntheticSpec
 from batchwright.lab.window import Window
 from batchwright.lab.workload import Workload
-from batchwright.plugins import Plugins, load_plugins
+from batchwright.plugins import Plugins
 from batchwright.resolve import DEFAULT_POLICY, parse_arm, resolve_policy, resolve_predictor, resolve_router
 
 NAMING = ("policy", "predict", "router")
@@ -58,7 +59,7 @@ class Setup:
     seed: int = 0
     resample: bool = True
     make: Callable[[Mapping[str, Any]], Workload] | None = None
-    _loaded: dict[tuple[str, ...], Plugins] = field(default_factory=dict, repr=False, compare=False)
+    _all: Installed = field(default_factory=Installed, repr=False, compare=False)
 
     def at(self, point: Point) -> Setup:
         """The setup with these settings changed, and checked.
@@ -134,12 +135,7 @@ class Setup:
     def _installed(self, arm: str) -> Plugins:
         """What is installed, without what the arm leaves out; loaded once for all setups that are made of this one."""
         given = self.local.get(arm, {}).get("installed")
-        if isinstance(given, Plugins):
-            return given
-        without = tuple(self.configs[arm].no_plugins)
-        if without not in self._loaded:
-            self._loaded[without] = load_plugins(without)
-        return self._loaded[without]
+        return given if isinstance(given, Plugins) else self._all.without(self.configs[arm].no_plugins)
 
     def kind_of(self, name: str) -> str:
         """What a setting is of: ``config``, ``load`` or ``option``.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from batchwright.errors import ConfigError
 from batchwright.lab.endpoint.address import is_endpoint
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.executors.task import Task
 from batchwright.lab.runner import Progress
-from batchwright.plugins import load_plugins
 
 if TYPE_CHECKING:
     from batchwright.lab.run_record import RunRecord
@@ -80,9 +80,10 @@ def check_sendable(tasks: Sequence[Task], executor: str) -> None:
     Raises:
         ConfigError: one has options that stay here, or a backend in real time; the message names it.
     """
+    installed = Installed()
     for task in tasks:
         config = task.config
-        plugins = load_plugins(config.no_plugins)
+        plugins = installed.without(config.no_plugins)
         if is_endpoint(config.backend) or not plugins.backend(config.backend.partition(":")[0]).virtual_time:
             raise ConfigError(
                 f"{task.label}: {config.backend} runs in real time, and runs beside each other would take it from each "

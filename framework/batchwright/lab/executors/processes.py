@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 
 from batchwright.errors import BackendError, BatchwrightError, PolicyError
 from batchwright.lab.executors.executor import Executor, Keep, Outcome, check_sendable
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.executors.task import Task
 from batchwright.lab.interrupts import Interrupts
 from batchwright.lab.runner import Progress
@@ -212,20 +213,21 @@ def _ignoring_interrupts() -> Iterator[None]:
 def work(connection: Connection) -> None:
     """Run what comes, until nothing more does."""
     signal.signal(signal.SIGINT, lambda *_: None)  # between runs; a run takes Ctrl-C as it always does
+    installed = Installed()
     while True:
         try:
             message = connection.recv()
             if message == _STOP:  # it came when the run was over
                 continue
             _, task = message
-            connection.send(_answer(task, connection))
+            connection.send(_answer(task, connection, installed))
         except (EOFError, OSError):  # whoever asked is gone
             return
 
 
-def _answer(task: Task, connection: Connection) -> tuple[str, Any]:
+def _answer(task: Task, connection: Connection, installed: Installed) -> tuple[str, Any]:
     try:
-        return "done", task.run(_Reporter(connection))
+        return "done", task.run(_Reporter(connection), installed)
     except KeyboardInterrupt:
         return "stopped", None
     except Exception as error:

@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 
 from batchwright.errors import BackendError, ConfigError
 from batchwright.lab.executors.executor import Executor, Keep, Outcome, check_sendable
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.executors.processes import pack_error, unpack_error
 from batchwright.lab.executors.task import Task
 from batchwright.lab.interrupts import Interrupts
 from batchwright.lab.runner import Progress
 
 _LOOK_S = 0.2
+_INSTALLED = Installed()
+"""Of a process of Ray's, which runs one task after the other."""
 
 
 class Ray(Executor):
@@ -99,6 +102,6 @@ def _run(task: Task, folder: str) -> tuple[Any, Any]:
     if os.path.isdir(folder):  # files of policies are named from there
         os.chdir(folder)
     try:
-        return task.run(), None
+        return task.run(installed=_INSTALLED), None
     except Exception as error:
         return None, pack_error(error)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchwright.config import EngineConfig
+from batchwright.lab.endpoint.address import is_endpoint
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.runner import Progress, run_arm
 from batchwright.lab.settings import given_settings
 from batchwright.lab.window import Window
@@ -52,12 +54,19 @@ class Task:
         """Arm and point, for progress."""
         return f"{self.arm}, {self.point}" if self.point else self.arm
 
-    def run(self, progress: Progress | None = None) -> RunRecord:
+    def run(self, progress: Progress | None = None, installed: Installed | None = None) -> RunRecord:
         """Run it here.
+
+        Args:
+            progress: told now and then.
+            installed: plugins of this process; None: they are loaded for this run.
 
         Raises:
             BatchwrightError: see ``run_arm``.
         """
+        local = dict(self.local)
+        if installed is not None and not is_endpoint(self.config.backend):
+            local.setdefault("installed", installed.without(self.config.no_plugins))
         run = run_arm(
             self.config,
             self.workload,
@@ -66,7 +75,7 @@ class Task:
             progress=None if progress is None else self._told(progress),
             origins=self.origins,
             **self.options,
-            **self.local,
+            **local,
         )
         run.window, run.given = self.window, given_settings(self.config)
         return run

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from batchwright.lab.executors.installed import Installed
 from batchwright.lab.executors.task import Task
-from batchwright.plugins import Plugins, load_plugins
+from batchwright.plugins import Plugins
 from batchwright.resolve import resolve_policy, resolve_predictor, resolve_router
 from batchwright.version import RECORD_VERSION, __version__
 
@@ -21,19 +22,23 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def task_key(task: Task) -> str:
+def task_key(task: Task, installed: Installed | None = None) -> str:
     """16 hex digits over all that decides what a run gives.
 
     Arm, config, workload, seed and options, the release, and the source of the policies, predictors and routers that
     take part, so that a policy that was edited is run again. Where progress is told, and objects of this process
     (observers), are not in it.
 
+    Args:
+        task: of the run.
+        installed: plugins of this process; None: they are loaded for this.
+
     Raises:
         ConfigError, PluginError: the config names something that there is not.
     """
     config = task.config
-    installed = task.local.get("installed")
-    plugins = installed if isinstance(installed, Plugins) else load_plugins(config.no_plugins)
+    given = task.local.get("installed")
+    plugins = given if isinstance(given, Plugins) else (installed or Installed()).without(config.no_plugins)
     return fingerprint(
         {
             "release": __version__,

@@ -20,7 +20,8 @@ class Manifest:
 
     Attributes:
         design: ``run``, ``ab``, ``sweep``, …
-        arms: name to config, as plain data; the first is what others are compared with.
+        arms: name to config, as plain data; the first is what others are compared with. What was left unset is not in
+            it: policies have defaults of their own for that, so it is not the same as the config's default.
         workload: name, source, hash, speedup and number of requests.
         runs: labels of all its runs, in order.
         seeds: of the runs.
@@ -48,7 +49,12 @@ class Manifest:
             "speedup": workload.speedup,
             "num_requests": len(workload),
         }
-        return cls(design, {arm: config.model_dump(mode="json") for arm, config in configs.items()}, about, **values)
+        return cls(
+            design,
+            {arm: config.model_dump(mode="json", exclude_unset=True) for arm, config in configs.items()},
+            about,
+            **values,
+        )
 
     @property
     def key(self) -> str:
