@@ -127,7 +127,7 @@ class GuestMixin:
         if is_new and request.resumable:
             self._shadow.strange[request.request_id] = request
         elif is_new:
-            ours = translate(request, self._now(), trusted=self._own.trust_requests)
+            ours = translate(request, self._now(), trusted=self._own.trust_requests, key=self._own.key)
             guest = Guest(request, ours, self._num_arrived, self._pool.table, self._shadow.riding)
             self._num_arrived += 1
             self._shadow.arrive(guest)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
     from batchwright.request import SLO, Request
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Riding:
@@ -94,7 +91,7 @@ class Guest:
         self.predicted_output_tokens = ours.predicted_output_tokens
         self.session_id = ours.session_id
         self.program_id = ours.program_id
-        self.extra = _NOTHING
+        self.extra = ours.extra
         self.num_cached = self.num_recomputed = 0
         self.first_scheduled_ns: int | None = None
         self.first_token_ns: int | None = None

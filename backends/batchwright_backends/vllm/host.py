@@ -21,7 +21,7 @@ from batchwright.batch import Batch
 from batchwright.config import EngineConfig
 from batchwright.detectors import Detectors
 from batchwright.effective import effective_settings
-from batchwright.errors import BatchwrightError, InvalidRequestError, UnknownRequestError
+from batchwright.errors import BatchwrightError, ConfigError, InvalidRequestError, UnknownRequestError
 from batchwright.plugins import load_plugins
 from batchwright.predictor import asked
 from batchwright.request import Request
@@ -29,10 +29,13 @@ from batchwright.resolve import default_policy, resolve_fallback, resolve_policy
 from batchwright.scheduler import Scheduler
 from batchwright_backends.vllm.answers import Answers
 from batchwright_backends.vllm.carried import check_config, check_request
+from batchwright_backends.vllm.choosing import is_off, own_class
+from batchwright_backends.vllm.measuring import measure
 from batchwright_backends.vllm.seats import NULL_BLOCKS, Seats
 from batchwright_backends.vllm.settings import SECTION, read_settings
 from batchwright_backends.vllm.told import Told
-from batchwright_backends.vllm.translation import repetition_check, translate
+from batchwright_backends.vllm.traffic import OBSERVE, is_observing, record_traffic
+from batchwright_backends.vllm.translation import hidden_length, repetition_check, translate
 from batchwright_backends.vllm.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -53,11 +56,22 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
 
     Attributes:
         core: the scheduler.
+        num_fallbacks: steps, and requests, of which another decided than the policy, by cause: ``raised`` (it broke a
+            rule or raised), ``late`` (it took too long).
+        policy_ns: time in which steps were built, in nanoseconds.
         connector, ec_connector: None; vLLM asks for them.
+        structured_output_manager: vLLM's; it is asked for nothing but the model's tokenizer.
     """
 
     connector = None
     ec_connector = None
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
+        """With ``BATCHWRIGHT_VLLM=off`` in the environment this is vLLM's own scheduler, as it would be without us."""
+        if not is_off():
+            return super().__new__(cls)
+        logger.warning("BATCHWRIGHT_VLLM=off: vLLM's own scheduler runs")
+        return own_class(vllm_config)(vllm_config, *args, **kwargs)
 
     def __init__(
         self,
@@ -72,6 +86,11 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
     ) -> None:
         check_config(vllm_config, kv_cache_config, block_size, hash_block_size or block_size)
         self._settings, values = read_settings(vllm_config.additional_config)
+        if is_observing(values):
+            raise ConfigError(
+                f"policy {OBSERVE!r} leaves vLLM's own scheduler as it is, and HostScheduler takes its place: use "
+                "--scheduler-cls batchwright_backends.vllm.scheduler, or policy vllm_v1, which decides the same"
+            )
         limits, cache = vllm_config.scheduler_config, vllm_config.cache_config
         config = EngineConfig.parse(
             {
@@ -93,6 +112,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         self._answers = Answers(
             self._seats, block_size if self._caching else 0, include_finished_set=include_finished_set
         )
+        self.structured_output_manager = structured_output_manager
         self._batch: Batch | None = None
         self._rows: Sequence[Request] = ()  # of that batch
         self._paused = PauseState.UNPAUSED
@@ -122,11 +142,31 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         self._watch: Watchdog | nullcontext[None] = (
             Watchdog(most_ms / 1e3, active.slots.values()) if most_ms is not None else nullcontext()
         )
+        self.policy_ns = 0
+        self.num_fallbacks: dict[str, int] = {}
+        self._noted = (0, 0)  # faults and timeouts that are in it
+        measure(
+            self,
+            "host",
+            self._settings,
+            log_stats=log_stats,
+            register=self.core.register,
+            policy=lambda: self.core.policy,
+        )
         logger.info(
             "Batchwright's scheduler, policy %s: %s blocks of %s tokens",
             active.name,
             self.core.blocks.num_blocks,
             block_size,
+        )
+        record_traffic(
+            self,
+            vllm_config,
+            self._settings,
+            policy=active.name,
+            num_blocks=self.core.blocks.num_blocks,
+            block_size=block_size,
+            said=lambda request: self.core.get(request.request_id),
         )
 
     @property
@@ -142,18 +182,20 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             self._take(request)
         except BatchwrightError as error:
             logger.warning("request %r is refused: %s", request.request_id, error)
+            request.batchwright_error = str(error)  # for records
             self._answers.refuse(request)
 
     def _take(self, request: VllmRequest) -> None:
         check_request(request, caching=self._caching)
         if self._seats.get(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
-        ours = translate(request, self._clock.now_ns(), trusted=self._settings.trust_requests)
-        predicted = asked(self._predictor, ours, None, self._clock) if self._predictor is not None else nullcontext()
+        ours = translate(request, self._clock.now_ns(), trusted=self._settings.trust_requests, key=self._settings.key)
+        length = hidden_length(request)
+        predicted = asked(self._predictor, ours, length, self._clock) if self._predictor is not None else nullcontext()
         self._seats.take(ours, request)
         try:
             with predicted, self._watch:
-                self.core.add(ours, stop_check=repetition_check(request))
+                self.core.add(ours, num_output_tokens=length, stop_check=repetition_check(request))
         except BaseException:
             self._seats.drop(ours.request_id)
             raise
@@ -177,16 +219,34 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             ended.append(theirs)
         return ended
 
+    def their_request(self, request_id: str) -> VllmRequest | None:
+        """vLLM's request of that id, while it is unfinished."""
+        seat = self._seats.get(request_id)
+        return None if seat is None else seat.theirs
+
     # Steps --------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """The next step, as vLLM's workers are told of it."""
         if self._paused is PauseState.PAUSED_ALL:
             return self._seats.tell(None, ())
+        start = self._clock.now_ns()
         with self._watch:
-            batch = self._batch = self.core.schedule(self._clock.now_ns())
+            batch = self._batch = self.core.schedule(start)
+        self.policy_ns += self._clock.now_ns() - start
+        if self.core.num_policy_faults != self._noted[0]:
+            self._note_faults()
         self._rows = self.core.step.batch if len(batch) else ()
         return self._seats.tell(batch, self._rows)
+
+    def _note_faults(self) -> None:
+        faults, timeouts = self.core.num_policy_faults, getattr(self._watch, "num_timeouts", 0)
+        new = faults - self._noted[0]
+        late = min(new, timeouts - self._noted[1])
+        self._noted = faults, timeouts
+        for cause, num in (("late", late), ("raised", new - late)):
+            if num:
+                self.num_fallbacks[cause] = self.num_fallbacks.get(cause, 0) + num
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, did_you_mean
+from batchwright_backends.vllm.parts import RecordSettings
+from batchwright_backends.vllm.trusted import TrustedSettings, secret
 
 SECTION = "batchwright"
 """The key of vLLM's ``additional_config`` under which everything of this project stands."""
@@ -28,12 +31,43 @@ class HostSettings(BaseModel):
         "predicted_output_tokens, session_id, program_id), in its vllm_xargs. Whoever may write requests may then "
         "take another's share: leave it off where users are not to be trusted.",
     )
+    trusted: TrustedSettings | None = Field(
+        default=None,
+        description="Who says what policies go by where requests are not trusted: headers that a gateway sets, API "
+        "keys, clients. It takes the middleware batchwright_backends.vllm.middleware.TrustedFields.",
+    )
+    metrics_clients: int = Field(
+        default=20,
+        ge=0,
+        le=1000,
+        description="Clients that have series of their own on vLLM's /metrics, those with most service; the others are "
+        "counted as 'other'. The same number of classes is named.",
+    )
     max_policy_ms: float | None = Field(
         default=1000.0,
         gt=0,
         description="Milliseconds of a step that a policy may take: what takes longer is ended, and that step is "
         "built in vLLM's own order. None: as long as it likes.",
     )
+    record: RecordSettings | None = Field(
+        default=None,
+        description="A folder, to which what each request was like and what became of it is written, and every step; "
+        "never text. Or a mapping with dir, part_mib and max_parts. The lab reads it as a workload.",
+    )
+
+    @cached_property
+    def key(self) -> bytes | None:
+        """With which fields of requests are stamped; None: nobody stamps.
+
+        Raises:
+            ConfigError: the environment has none, and somebody stamps.
+        """
+        return None if self.trusted is None else secret()
+
+    @field_validator("record", mode="before")
+    @classmethod
+    def _folder(cls, value: Any) -> Any:
+        return {"dir": value} if isinstance(value, str) else value
 
 
 def read_settings(additional_config: Any) -> tuple[HostSettings, Mapping[str, Any]]:
@@ -64,7 +98,11 @@ def read_settings(additional_config: Any) -> tuple[HostSettings, Mapping[str, An
             choices = sorted([*known, *HostSettings.model_fields])
             raise ConfigError(f"{SECTION}.{name} is no setting; {did_you_mean(name, choices)}")
     try:
-        return HostSettings(**own), rest
+        settings = HostSettings(**own)
+        _ = settings.key
+        return settings, rest
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"{SECTION}.{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from None
+        name = ".".join(map(str, (SECTION, *first["loc"])))
+        given = "" if "api_keys" in name else f", not {first['input']!r}"  # it goes into logs
+        raise ConfigError(f"{name}: {first['msg']}{given}") from None

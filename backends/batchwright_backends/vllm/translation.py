@@ -10,17 +10,19 @@ from vllm.v1.core.sched.utils import check_sequence_repetition  # pyright: ignor
 from batchwright.errors import InvalidRequestError, did_you_mean
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
+from batchwright_backends.vllm.trusted import PREFIX, fields_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
-TRUSTED = ("client_id", "weight", "deadline_s", "predicted_output_tokens", "session_id", "program_id")
+TRUSTED = (
+    *("client_id", "slo_class", "weight", "priority", "deadline_s", "predicted_output_tokens", "session_id"),
+    "program_id",
+)
 """What a request may say for policies in its ``vllm_xargs``, where requests are trusted."""
 
-_PREFIX = "batchwright_"
 
-
-def translate(request: VllmRequest, now_ns: int, *, trusted: bool) -> Request:
+def translate(request: VllmRequest, now_ns: int, *, trusted: bool, key: bytes | None = None) -> Request:
     """Our request.
 
     Only what scheduling needs goes over: vLLM's workers sample, by vLLM's own parameters.
@@ -29,6 +31,7 @@ def translate(request: VllmRequest, now_ns: int, *, trusted: bool) -> Request:
         request: vLLM's.
         now_ns: when it arrives, in nanoseconds of the scheduler's clock.
         trusted: whether its ``vllm_xargs`` may say what policies go by.
+        key: with which they are stamped by who may; None: nobody stamps.
 
     Raises:
         InvalidRequestError: a field is out of its range.
@@ -37,15 +40,23 @@ def translate(request: VllmRequest, now_ns: int, *, trusted: bool) -> Request:
     stops = set(params.stop_token_ids or ())
     if params.eos_token_id is not None:
         stops.add(params.eos_token_id)
-    said = _said(request, now_ns) if trusted else {}
+    said = _said(request, now_ns, fields_of(params.extra_args or {}, key, trusted=trusted))
     return Request(
         request.request_id,
         request.prompt_token_ids,
-        SamplingParams(max_tokens=request.max_tokens, stop_token_ids=sorted(stops), ignore_eos=True),
+        SamplingParams(max_tokens=params.max_tokens, stop_token_ids=sorted(stops), ignore_eos=True),
         arrival_ns=now_ns,
-        priority=request.priority,
-        **{"session_id": request.session_id, **said},
+        **{"priority": request.priority, "session_id": request.session_id, **said},
     )
+
+
+def hidden_length(request: VllmRequest) -> int | None:
+    """How many tokens a request really puts out, where a trace is replayed and that is less than it asked for.
+
+    Whoever replays lowers ``max_tokens`` of vLLM's request, at which vLLM ends it, and leaves its sampling parameters.
+    """
+    asked_for = request.sampling_params.max_tokens
+    return request.max_tokens if asked_for is not None and request.max_tokens < asked_for else None
 
 
 def repetition_check(request: VllmRequest) -> Callable[[int], bool] | None:
@@ -63,15 +74,15 @@ def repetition_check(request: VllmRequest) -> Callable[[int], bool] | None:
     return check
 
 
-def _said(request: VllmRequest, now_ns: int) -> dict[str, Any]:
-    extra = request.sampling_params.extra_args or {}
-    said = {name[len(_PREFIX) :]: value for name, value in extra.items() if name.startswith(_PREFIX)}
+def _said(request: VllmRequest, now_ns: int, said: dict[str, Any]) -> dict[str, Any]:
     for name in said:
         if name not in TRUSTED:
             raise InvalidRequestError(
-                f"request {request.request_id!r}: {_PREFIX}{name} is nothing that policies go by; "
+                f"request {request.request_id!r}: {PREFIX}{name} is nothing that policies go by; "
                 f"{did_you_mean(name, TRUSTED)}"
             )
+    if "slo_class" in said:
+        said["extra"] = {"slo_class": str(said.pop("slo_class"))}
     if "deadline_s" in said:  # from its arrival; ours count from the start of the clock
         said["deadline_s"] = now_ns / 1e9 + float(said["deadline_s"])
     return said

@@ -335,3 +335,63 @@ def test_requests_may_say_whose_they_are_where_they_are_trusted() -> None:
         run.add("a", [1, 2], 3, extra_args={"batchwright_client_id": "me", "batchwright_weight": 2.0})
         ours_ = run.core.core.get("a")
         assert (ours_.client_id, ours_.weight) == (("me", 2.0) if trusted else (None, 1.0))
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is vLLM's own class, and nothing of ours is read, wrong settings neither."""
+    from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
+
+    assert type(host("vtc", 30, BLOCK, 4, 40).core) is not Scheduler
+    monkeypatch.setenv("BATCHWRIGHT_VLLM", "off")
+    switched = host("no such policy", 30, BLOCK, 4, 40)
+    assert type(switched.core) is Scheduler
+    run = Run(switched)
+    rows = load(4, 4)
+    for row in rows:
+        offer(run, row)
+    run.finish()
+    for name, prompt, max_tokens, _, ignore_eos in rows:
+        assert run.told[name] == answer(prompt, max_tokens, ignore_eos=ignore_eos)
+
+
+@pytest.mark.parametrize("kind", ["host", "stock"])
+def test_who_is_ended_by_a_string_is_told_from_who_left(kind: str) -> None:
+    from batchwright_backends.vllm.stop_text import stopped_of
+
+    class Tokenizer:
+        @staticmethod
+        def decode(token_ids: list[int], skip_special_tokens: bool) -> str:
+            assert skip_special_tokens
+            return " ".join(map(str, token_ids))
+
+    run = ours("vllm_v1", 60, 4, 64) if kind == "host" else stock(60, 4, 64)
+    run.core.structured_output_manager.tokenizer = Tokenizer
+    prompt = [5, 6, 7]
+    third = answer(prompt, 3, ignore_eos=True)[-1]
+    for name, stops in (("stops", [f" {third}"]), ("leaves", ["never"]), ("plain", [])):
+        run.add(name, prompt, 20, ignore_eos=True, stop=stops)
+    for _ in range(3):
+        run.step()
+    assert stopped_of(run.core, ["stops", "leaves", "plain", "nobody"]) == ["stops"]
+    del run.core.structured_output_manager.tokenizer
+    assert stopped_of(run.core, ["stops"]) == []
+
+
+def test_faults_are_counted_by_cause(tmp_path: Any) -> None:
+    path = tmp_path / "both.py"
+    path.write_text(HANGS.replace("    def admission(self, step):\n", RAISES_TOO))
+    section = {"policy": f"{path}:Hangs", "max_policy_ms": 30}
+    kind = type(host("vllm_v1", 16, BLOCK, 4, 40))
+    run = Run(type("Host", (kind,), {"additional_config": {"batchwright": section}})(16, BLOCK, 4, 40))
+    for row in load(6, 5):
+        offer(run, row)
+    for _ in range(9):
+        run.step()
+    assert run.core.num_fallbacks == {"late": 3, "raised": 3}
+    assert run.core.policy_ns > 3 * 30e6
+
+
+RAISES_TOO = """    def admission(self, step):
+        if step.index % 3 == 2:
+            raise RuntimeError("on purpose")
+"""

@@ -1,0 +1,64 @@
+"""Puts a meter into a scheduler, where vLLM keeps statistics and its server takes what the meter tells."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from batchwright_backends.vllm.carrier import GROUP, PLUGIN, is_taken
+from batchwright_backends.vllm.meter import Meter
+
+if TYPE_CHECKING:
+    from batchwright.active_policy import ActivePolicy
+    from batchwright_backends.vllm.settings import HostSettings
+
+logger = logging.getLogger("vllm.batchwright")
+
+
+def measure(
+    scheduler: Any,
+    adapter: str,
+    settings: HostSettings,
+    *,
+    log_stats: bool,
+    register: Callable[[object, str], None],
+    policy: Callable[[], ActivePolicy],
+) -> None:
+    """Let a scheduler's statistics carry what its policy does.
+
+    Args:
+        scheduler: of either kind; it has ``make_stats``, ``num_fallbacks`` and ``policy_ns``.
+        adapter: which kind.
+        settings: how many clients are named.
+        log_stats: whether vLLM keeps statistics.
+        register: takes an observer and its name.
+        policy: gives the active policy.
+    """
+    if not log_stats:
+        return
+    if not is_taken():
+        logger.warning(
+            "no series of the policy on /metrics: this installation has no entry point %r in %r, or VLLM_PLUGINS "
+            "leaves it out; install the package anew, or add it there",
+            PLUGIN,
+            GROUP,
+        )
+        return
+    meter = Meter(
+        adapter,
+        policy=policy,
+        num_fallbacks=lambda: scheduler.num_fallbacks,
+        policy_ns=lambda: scheduler.policy_ns,
+        most_clients=settings.metrics_clients,
+    )
+    register(meter, "vllm-meter")
+    make = scheduler.make_stats
+
+    def make_stats(*args: Any, **kwargs: Any) -> Any:
+        stats = make(*args, **kwargs)
+        if stats is not None:
+            meter.tell(stats)
+        return stats
+
+    scheduler.make_stats = make_stats

@@ -1,0 +1,116 @@
+"""Whose a request is, from those who may say it: the server's configuration and a gateway's headers.
+
+The server's process fills the fields in and stamps them (:mod:`batchwright_backends.vllm.middleware`); the scheduler's
+takes none that are not stamped. Both know a secret from their environment, and users know it not.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from batchwright.errors import ConfigError
+
+SECRET = "BATCHWRIGHT_SECRET"
+"""The variable of the environment that both processes read."""
+PREFIX = "batchwright_"
+"""Of each field in a request's ``vllm_xargs``."""
+STAMP = f"{PREFIX}stamp"
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class Said(BaseModel):
+    """What is said of a request."""
+
+    model_config = _STRICT
+
+    client_id: str | None = Field(default=None, min_length=1, description="Whose it is.")
+    slo_class: str | None = Field(default=None, min_length=1, description="What kind of request it is.")
+    weight: float | None = Field(default=None, gt=0, description="Its client's share, against others' 1.")
+    priority: int | None = Field(default=None, description="Lower is more urgent.")
+    deadline_s: float | None = Field(default=None, gt=0, description="Seconds from its arrival.")
+
+
+class TrustedSettings(BaseModel):
+    """Who says whose a request is. A header wins over a key, and both over what stands under ``clients``."""
+
+    model_config = _STRICT
+
+    headers: dict[str, str] = Field(
+        default_factory=dict,
+        description="Field to the header that a gateway puts in, such as client_id: X-Client. The gateway must take "
+        "that header out of what users send.",
+    )
+    api_keys: dict[str, Said] = Field(
+        default_factory=dict, description="sha256:HEX of an API key to what is said of requests with it."
+    )
+    clients: dict[str, Said] = Field(default_factory=dict, description="Client to what is said of its requests.")
+
+    @field_validator("headers")
+    @classmethod
+    def _fields(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name not in Said.model_fields:
+                raise ValueError(f"{name!r} is no field; there are {', '.join(Said.model_fields)}")
+        return {name: header.lower() for name, header in value.items()}
+
+    @field_validator("api_keys")
+    @classmethod
+    def _hashes(cls, value: dict[str, Said]) -> dict[str, Said]:
+        for key in value:
+            if not re.fullmatch(r"sha256:[0-9a-f]{64}", key):
+                raise ValueError(
+                    "vLLM prints its configuration, so keys stand here as sha256:HEX; "
+                    "python -c 'import hashlib,sys; print(hashlib.sha256(sys.argv[1].encode()).hexdigest())' KEY"
+                )
+        return value
+
+
+def secret() -> bytes:
+    """What both processes know.
+
+    Raises:
+        ConfigError: the environment has none.
+    """
+    value = os.environ.get(SECRET, "")
+    if len(value) < 16:
+        raise ConfigError(
+            f"trusted: set {SECRET} in vLLM's environment to 16 characters or more that nobody knows, such as "
+            f"{SECRET}=$(openssl rand -hex 16), and start vLLM with --middleware "
+            "batchwright_backends.vllm.middleware.TrustedFields"
+        )
+    return value.encode()
+
+
+def stamp(fields: Mapping[str, Any], key: bytes) -> str:
+    """What only who knows the secret can say of these fields."""
+    lines = [f"{name}={value if isinstance(value, str) else float(value)!r}" for name, value in sorted(fields.items())]
+    return hmac.new(key, "\n".join(lines).encode(), "sha256").hexdigest()
+
+
+def fields_of(extra: Mapping[str, Any], key: bytes | None, *, trusted: bool) -> dict[str, Any]:
+    """What a request says for policies, as far as it may.
+
+    Args:
+        extra: its ``vllm_xargs``.
+        key: the secret; None: nobody stamps.
+        trusted: whether requests may say it themselves.
+
+    Returns:
+        Fields without their prefix.
+    """
+    fields = {name[len(PREFIX) :]: v for name, v in extra.items() if name.startswith(PREFIX) and name != STAMP}
+    said = extra.get(STAMP)
+    if key is not None and isinstance(said, str):
+        try:
+            if hmac.compare_digest(said, stamp(fields, key)):
+                return fields
+        except (TypeError, ValueError):  # no number, and nobody of ours stamped it
+            pass
+    return fields if trusted else {}

@@ -1,0 +1,149 @@
+"""A live server of vLLM's under our policies, asked by OpenAI's client: nothing is lost. Minutes: make check-vllm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make check-vllm")
+pytest.importorskip("openai", reason="needs the client: pip install openai")
+
+from backends.vllm.live import Server, additional, serving
+
+if not os.environ.get("BATCHWRIGHT_REAL_VLLM"):
+    pytest.skip("minutes long: make check-vllm", allow_module_level=True)
+
+WHO = ("a fox", "a king", "two bears", "a girl", "an owl", "a cook", "a wolf", "the moon")
+PROMPTS = [f"Once upon a time, long before anybody wrote a word of it down, there lived {who} who " for who in WHO]
+STOPS: dict[str, Any] = {"stop": ["the"]}
+ADAPTERS = {
+    "host": ("--scheduler-cls", "batchwright_backends.vllm.host.HostScheduler", "--no-async-scheduling"),
+    "guest": ("--scheduler-cls", "batchwright_backends.vllm.scheduler"),
+}
+"""Options that put our policy in; the guest's base is vLLM's asynchronous scheduler, since that is vLLM's default."""
+
+MOODY = """
+import time
+from pathlib import Path
+from batchwright import Policy, hookimpl
+
+MOOD = Path(__file__).with_name("mood")
+
+
+class Moody(Policy):
+    @hookimpl
+    def admission(self, step):
+        mood = MOOD.read_text()
+        yield step.running
+        if mood == "raises" or (mood == "raises at times" and step.index % 3 == 1):
+            raise RuntimeError("on purpose")
+        while mood == "hangs" and step.index % 4 == 1:
+            time.sleep(0.001)
+        for request in step.waiting:
+            yield request
+            if not request.num_scheduled:
+                return
+"""
+
+
+@cache
+def stock() -> tuple[list[str], list[str]]:
+    """What vLLM's own scheduler answers: to all at once, and where strings stop them."""
+    with TemporaryDirectory() as folder, serving(Path(folder)) as server:
+        return server.ask(PROMPTS), server.ask(PROMPTS[:3], **STOPS)
+
+
+class Live:
+    """A server, and its policy's mood."""
+
+    def __init__(self, server: Server, folder: Path, adapter: str) -> None:
+        self.server, self.adapter = server, adapter
+        self._mood = folder / "mood"
+
+    def feel(self, mood: str) -> None:
+        self._mood.write_text(mood)
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def live(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    stock()  # one server at a time
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "moody.py").write_text(MOODY)
+    (folder / "mood").write_text("well")
+    section = {"policy": f"{folder}/moody.py:Moody", "max_policy_ms": 100}
+    with serving(folder, *ADAPTERS[request.param], *additional(section)) as server:
+        yield Live(server, folder, request.param)
+
+
+@pytest.fixture(autouse=True)
+def _well(live: Live) -> Iterator[None]:
+    live.feel("well")
+    yield
+    live.feel("well")
+    live.server.check_empty()
+
+
+def test_streams_to_many_at_once(live: Live) -> None:
+    """Each gets what he gets from vLLM's own scheduler; the pool is too small for all, so that some are evicted."""
+    before = live.server.total("num_preemptions_total")
+    assert live.server.ask(PROMPTS) == stock()[0]
+    assert live.server.ask([PROMPTS[0]], stream=True) == stock()[0][:1]
+    assert live.server.total("num_preemptions_total") > before
+
+
+def test_whoever_leaves_in_mid_stream_gives_back_all(live: Live) -> None:
+    leave = (1, 4, 6)
+    told = live.server.ask(PROMPTS, leave, max_tokens=120)
+    for i, text in enumerate(told):
+        if i not in leave:
+            assert text.startswith(stock()[0][i])
+        else:
+            assert stock()[0][i].startswith(text)
+    live.server.check_empty()
+
+
+def test_strings_that_stop(live: Live) -> None:
+    assert live.server.ask(PROMPTS[:3], **STOPS) == stock()[1]
+
+
+@pytest.mark.parametrize("mood", ["raises at times", "raises", "hangs"])
+def test_a_policy_that_fails_loses_nothing(live: Live, mood: str) -> None:
+    cause = "late" if mood == "hangs" else "raised"
+    before = live.server.total("batchwright_fallbacks_total", cause=cause)
+    live.feel(mood)
+    assert live.server.ask(PROMPTS) == stock()[0]
+    live.server.check_empty()
+    assert live.server.total("batchwright_fallbacks_total", cause=cause) > before + 3
+
+
+def test_series_tell_what_happens(live: Live) -> None:
+    """As vLLM's own, where those tell the same."""
+    server = live.server
+
+    def now() -> dict[str, float]:
+        server.check_empty()
+        ours = {
+            "tokens": server.total("batchwright_service_tokens_total", kind="output"),
+            "preemptions": server.total("batchwright_preemptions_total"),
+            "first tokens": server.total("batchwright_time_to_first_token_seconds_count"),
+            "admissions": server.total("batchwright_queue_time_seconds_count"),
+            "policy": server.total("batchwright_policy_seconds_total"),
+        }
+        return {**ours, **{name: server.total(f"{name}_total") for name in ("generation_tokens", "num_preemptions")}}
+
+    before = now()
+    server.ask(PROMPTS, (3,))
+    after = {name: value - before[name] for name, value in now().items()}
+    assert after["first tokens"] == after["admissions"] == len(PROMPTS)
+    assert after["tokens"] == after["generation_tokens"] > 200
+    assert after["preemptions"] == after["num_preemptions"] > 0
+    assert 0 < after["policy"] < 30
+    assert server.total("batchwright_time_to_first_token_seconds_sum") > 0
+    [said] = [said for said, value in server.series("batchwright_policy_info", adapter=live.adapter).items() if value]
+    assert said.endswith("policy=Moody") and said.startswith("parameters=")

@@ -1,0 +1,180 @@
+"""Whose a request is, from those who may say it; vLLM is not needed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batchwright.errors import ConfigError
+from batchwright_backends.vllm.middleware import TrustedFields
+from batchwright_backends.vllm.settings import read_settings
+from batchwright_backends.vllm.trusted import SECRET, STAMP, fields_of, stamp
+
+KEY = b"nobody knows it, really"
+HASH = f"sha256:{hashlib.sha256(b'sk-alice').hexdigest()}"
+TRUSTED = {
+    "headers": {"client_id": "X-Client", "weight": "X-Weight", "priority": "X-Urgency"},
+    "api_keys": {HASH: {"client_id": "alice", "slo_class": "gold"}},
+    "clients": {"alice": {"weight": 2.0, "slo_class": "silver"}, "bob": {"priority": 5}},
+}
+Pairs = list[tuple[str, str]]
+
+
+class Asked:
+    """What a request has become behind the middleware."""
+
+    def __init__(self, headers: Pairs, body: bytes, path: str, section: dict[str, Any]) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.body: Any = None  # what came through; None: nothing did
+        self.scope: Any = None
+        self.after: str | None = None
+        state = SimpleNamespace(vllm_config=SimpleNamespace(additional_config={"batchwright": section}))
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+            "app": SimpleNamespace(state=state),
+        }
+        half = len(body) // 2
+        messages: list[dict[str, Any]] = [
+            {"type": "http.request", "body": body[:half], "more_body": True},
+            {"type": "http.request", "body": body[half:], "more_body": False},
+            {"type": "http.disconnect"},
+        ]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def send(message: Any) -> None:
+            self.sent.append(message)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self.scope, self.body = scope, b""
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    self.after = message["type"]
+                    return
+                self.body += message["body"]
+
+        asyncio.run(TrustedFields(app)(scope, receive, send))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return dict(json.loads(self.body))
+
+    def header(self, name: str) -> str | None:
+        return next((value.decode() for key, value in self.scope["headers"] if key == name.encode()), None)
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, KEY.decode())
+
+
+def ask(headers: Pairs = (), body: Any = None, path: str = "/v1/completions", **section: Any) -> Asked:  # type: ignore[assignment]
+    raw = body if isinstance(body, bytes) else json.dumps({"prompt": "hello", **(body or {})}).encode()
+    return Asked(list(headers), raw, path, {"trusted": TRUSTED, **section})
+
+
+def believed(asked: Asked, key: bytes | None = KEY) -> dict[str, Any]:
+    """What the scheduler takes of it."""
+    return fields_of(asked.data.get("vllm_xargs") or {}, key, trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ([], {}),
+        ([("X-Client", "bob")], {"client_id": "bob", "priority": 5}),
+        ([("X-Client", "carol"), ("X-Weight", "0.5")], {"client_id": "carol", "weight": 0.5}),
+        ([("Authorization", "Bearer sk-alice")], {"client_id": "alice", "slo_class": "gold", "weight": 2.0}),
+        ([("x-api-key", "sk-alice"), ("X-Weight", "7")], {"client_id": "alice", "slo_class": "gold", "weight": 7.0}),
+        ([("Authorization", "Bearer sk-mallory")], {}),
+    ],
+)
+def test_headers_win_over_keys_and_keys_over_clients(headers: Pairs, said: dict[str, Any]) -> None:
+    asked = ask(headers)
+    assert believed(asked) == said
+    assert asked.after == "http.disconnect"  # that a client leaves gets through
+    assert asked.header("content-length") == str(len(asked.body))
+
+
+def test_what_a_body_says_is_taken_out() -> None:
+    body = {
+        "vllm_xargs": {"batchwright_client_id": "bob", "batchwright_weight": 9, "own": 1, STAMP: "x"},
+        "priority": -9,
+    }
+    asked = ask([("X-Vllm-Priority", "-3")], body)
+    assert asked.data == {"prompt": "hello", "vllm_xargs": {"own": 1}}
+    assert asked.header("x-vllm-priority") is None
+    asked = ask([("X-Urgency", "4"), ("X-Vllm-Priority", "-3")], body)
+    assert believed(asked) == {"priority": 4} and asked.data["priority"] == 4
+    assert asked.header("x-vllm-priority") is None
+
+
+def test_it_stays_where_requests_are_trusted_but_for_what_others_say() -> None:
+    asked = ask(
+        [("X-Client", "bob")],
+        {"vllm_xargs": {"batchwright_client_id": "me", "batchwright_weight": 9}},
+        trust_requests=True,
+    )
+    xargs = asked.data["vllm_xargs"]
+    assert fields_of(xargs, KEY, trusted=True) == {"client_id": "bob", "weight": 9, "priority": 5}
+
+
+def test_only_who_knows_the_secret_is_believed() -> None:
+    xargs = ask([("X-Client", "bob")]).data["vllm_xargs"]
+    assert fields_of(xargs, KEY, trusted=False)
+    for other in (None, b"another secret, just as long"):
+        assert fields_of(xargs, other, trusted=False) == {}
+    for changed in ({"batchwright_client_id": "alice"}, {"batchwright_weight": 3}, {STAMP: "0" * 64}, {STAMP: 3}):
+        assert fields_of({**xargs, **changed}, KEY, trusted=False) == {}
+    assert fields_of({"batchwright_weight": ["a"], STAMP: "0" * 64}, KEY, trusted=False) == {}
+    assert stamp({"weight": 2}, KEY) == stamp({"weight": 2.0}, KEY) != stamp({"weight": "2.0 "}, KEY)
+
+
+@pytest.mark.parametrize("body", [b"no json", b"[1, 2]", b'{"vllm_xargs": 3}', b""])
+def test_what_is_wrong_with_a_body_is_for_vllm_to_say(body: bytes) -> None:
+    assert ask([("X-Client", "bob")], body).body == body
+
+
+def test_other_paths_and_other_configurations_go_through_untouched() -> None:
+    raw = b'{"prompt": "hello",   "priority": 1}'
+    assert ask([("X-Client", "bob")], raw, path="/v1/embeddings").body == raw
+    assert ask([("X-Client", "bob")], raw, trusted=None).body == raw
+
+
+def test_a_header_that_cannot_be_is_an_answer() -> None:
+    asked = ask([("X-Weight", "heavy")])
+    assert asked.body is None and asked.sent[0]["status"] == 400
+    said = json.loads(asked.sent[1]["body"])["error"]["message"]
+    assert said.startswith("a trusted header cannot be: weight: ")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "said"),
+    [
+        ({"headers": {"klient": "X"}}, "'klient' is no field; there are client_id, slo_class"),
+        ({"api_keys": {"sk-alice": {}}}, "keys stand here as sha256:HEX"),
+        ({"clients": {"a": {"weight": 0}}}, "batchwright.trusted.clients.a.weight: "),
+        ({"keys": {}}, "batchwright.trusted.keys: "),
+    ],
+)
+def test_wrong_settings_are_named_and_keys_are_not(trusted: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings({"batchwright": {"trusted": trusted}})
+    assert said in str(caught.value) and "sk-alice" not in str(caught.value)
+
+
+def test_without_a_secret_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "short")
+    with pytest.raises(ConfigError, match=f"set {SECRET} in vLLM's environment"):
+        read_settings({"batchwright": {"trusted": TRUSTED}})
+    assert read_settings({"batchwright": {}})[0].key is None
