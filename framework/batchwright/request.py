@@ -16,15 +16,18 @@ import numpy as np
 
 from batchwright.errors import InvalidRequestError
 from batchwright.sampling_params import SamplingParams
+from batchwright.standing import FINISHED as FINISHED
+from batchwright.standing import NEW as NEW
+from batchwright.standing import PREEMPTED as PREEMPTED
+from batchwright.standing import RESIDENT as RESIDENT
+from batchwright.standing import WAITING as WAITING
+from batchwright.standing import Standing
 from batchwright.token_ids import DeferredTokens, Prompt, TokenIds, pack_tokens
 
 if TYPE_CHECKING:
     from batchwright.logprobs import TokenLogprobs
     from batchwright.prefix_index import Run
     from batchwright.roster import Roster
-
-NEW, WAITING, RESIDENT, PREEMPTED, FINISHED = range(5)
-"""States of a request. ``PREEMPTED`` lasts from its eviction to the end of the step, then it waits again."""
 
 UNKNOWN = -1
 """A token, or the time of one, that was sampled and is not known yet: with overlap the next step is scheduled first."""
@@ -41,7 +44,7 @@ class SLO:
     tpot_s: float | None = None
 
 
-class Request:
+class Request(Standing):
     """One request.
 
     Attributes:
@@ -292,31 +295,6 @@ class Request:
         self._last_token_ns = value
 
     @property
-    def num_pending(self) -> int:
-        """Known tokens whose K and V are not computed; 1 for a decode."""
-        return self.num_tokens - self.num_computed
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Output tokens so far."""
-        return self.num_tokens - self.num_prompt_tokens
-
-    @property
-    def is_waiting(self) -> bool:
-        """It holds no blocks, and is not finished."""
-        return self._state in (WAITING, PREEMPTED)
-
-    @property
-    def is_resident(self) -> bool:
-        """It holds blocks (or is being given them in this step)."""
-        return self._state == RESIDENT
-
-    @property
-    def is_finished(self) -> bool:
-        """It ended, for whatever reason."""
-        return self._state == FINISHED
-
-    @property
     def is_prefilling(self) -> bool:
         """Resident, and has sampled no token since its admission."""
         return self._prefilling
@@ -325,11 +303,6 @@ class Request:
     def is_decode(self) -> bool:
         """Resident and not prefilling: exactly one token is pending."""
         return self._state == RESIDENT and not self._prefilling
-
-    @property
-    def arrival_s(self) -> float:
-        """When it arrived, in seconds of the engine's clock."""
-        return self.arrival_ns / 1e9
 
     @property
     def prompt_token_ids(self) -> TokenIds:

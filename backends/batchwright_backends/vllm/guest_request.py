@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchwright.request import FINISHED, PREEMPTED, RESIDENT, WAITING
+from batchwright.standing import RESIDENT, WAITING, Standing
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
@@ -27,12 +27,11 @@ class Riding:
         self.guests: Collection[Guest] = ()
 
 
-class Guest:
+class Guest(Standing):
     """One request; attributes as of :class:`~batchwright.request.Request`.
 
     Attributes:
         theirs: vLLM's request.
-        state: where it is; set by the scheduler.
         table: gives the ids of its blocks.
         riding: who rides; shared by all.
         hit: tokens of it that the prefix cache holds, while an offer of it is decided.
@@ -40,6 +39,7 @@ class Guest:
 
     __slots__ = (
         "_scheduled",
+        "_state",
         "arrival_index",
         "arrival_ns",
         "client_id",
@@ -63,7 +63,6 @@ class Guest:
         "sampling_params",
         "session_id",
         "slo",
-        "state",
         "table",
         "theirs",
         "weight",
@@ -73,7 +72,7 @@ class Guest:
         """Takes vLLM's request, and what is to be said of it for policies."""
         self.theirs = theirs
         self.table = table
-        self.state = WAITING
+        self._state = WAITING
         self.hit = 0
         self.riding = riding
         self._scheduled = 0
@@ -111,16 +110,6 @@ class Guest:
         return int(self.theirs.num_computed_tokens) + self.hit
 
     @property
-    def num_pending(self) -> int:
-        """Known tokens whose K and V are not computed; 1 for a decode."""
-        return self.num_tokens - self.num_computed
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Output tokens so far."""
-        return self.num_tokens - self.num_prompt_tokens
-
-    @property
     def num_preemptions(self) -> int:
         """Times it was evicted."""
         return int(self.theirs.num_preemptions)
@@ -138,7 +127,7 @@ class Guest:
     def is_held(self) -> bool:
         """vLLM will not run it in this step: its last token is on its way, or tokens from before its eviction are."""
         theirs = self.theirs
-        if self.state != RESIDENT:
+        if self._state != RESIDENT:
             return bool(theirs.num_stale_output_tokens) and not theirs.drop_stale_output
         coming = int(theirs.num_output_placeholders)
         return coming > 0 and theirs.num_computed_tokens + 2 - coming >= theirs.num_prompt_tokens + theirs.max_tokens
@@ -146,37 +135,17 @@ class Guest:
     @property
     def block_table(self) -> Sequence[int]:
         """Ids of its KV blocks, in order."""
-        return self.table(self.request_id) if self.state == RESIDENT else ()
-
-    @property
-    def is_waiting(self) -> bool:
-        """It holds no blocks, and is not finished."""
-        return self.state in (WAITING, PREEMPTED)
-
-    @property
-    def is_resident(self) -> bool:
-        """It holds blocks (or is being given them in this step)."""
-        return self.state == RESIDENT
-
-    @property
-    def is_finished(self) -> bool:
-        """It ended, for whatever reason."""
-        return self.state == FINISHED
+        return self.table(self.request_id) if self._state == RESIDENT else ()
 
     @property
     def is_prefilling(self) -> bool:
         """Resident, and has sampled no token since its admission."""
-        return self.state == RESIDENT and bool(self.theirs.is_prefill_chunk)
+        return self._state == RESIDENT and bool(self.theirs.is_prefill_chunk)
 
     @property
     def is_decode(self) -> bool:
         """Resident and not prefilling."""
-        return self.state == RESIDENT and not self.theirs.is_prefill_chunk
-
-    @property
-    def arrival_s(self) -> float:
-        """When it arrived, in seconds of the scheduler's clock."""
-        return self.arrival_ns / 1e9
+        return self._state == RESIDENT and not self.theirs.is_prefill_chunk
 
     @property
     def prompt_token_ids(self) -> Sequence[int]:
@@ -189,5 +158,5 @@ class Guest:
         return self.theirs.output_token_ids  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        state = ("new", "waiting", "resident", "preempted", "finished")[self.state]
+        state = ("new", "waiting", "resident", "preempted", "finished")[self._state]
         return f"<Guest {self.request_id!r} {state}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from batchwright.request import FINISHED, RESIDENT, WAITING
+from batchwright.standing import FINISHED, RESIDENT, WAITING
 from batchwright_backends.vllm.guest_request import Guest, Riding
 from batchwright_backends.vllm.guest_step import Line
 
@@ -42,7 +42,7 @@ class Shadow:
         self.waiting.discard(guest)
         self.residents.append(guest)
         self.prefilling.append(guest)
-        guest.state = RESIDENT
+        guest._state = RESIDENT
 
     def evict(self, request_id: str) -> None:
         """It lost its blocks, and waits at the head."""
@@ -51,7 +51,7 @@ class Shadow:
             self.residents.discard(guest)
             self.prefilling.discard(guest)
             self.waiting.prepend(guest)
-            guest.state = WAITING
+            guest._state = WAITING
             self.evicted.append(guest)
 
     def leave(self, request_id: str) -> Guest | None:
@@ -59,7 +59,7 @@ class Shadow:
         self.strange.pop(request_id, None)
         guest = self.guests.pop(request_id, None)
         if guest is not None:
-            guest.state = FINISHED
+            guest._state = FINISHED
             for line in (self.waiting, self.residents, self.prefilling):
                 line.discard(guest)
         return guest

@@ -9,7 +9,7 @@ from typing import Any
 from batchwright.decisions import Decisions
 from batchwright.errors import PolicyError
 from batchwright.hookspecs import HOLD
-from batchwright.request import PREEMPTED, RESIDENT, WAITING
+from batchwright.standing import PREEMPTED, RESIDENT, WAITING
 from batchwright_backends.vllm.guest_request import Guest, Riding
 from batchwright_backends.vllm.guest_step import GuestStep, Line, Pool
 from batchwright_backends.vllm.watchdog import PolicyTimeoutError
@@ -126,9 +126,9 @@ class Plan:
             guest.num_scheduled = 0
             guest.hit = 0
         for guest in self.victims:
-            guest.state = RESIDENT
+            guest._state = RESIDENT
         for guest in self._new:
-            guest.state = WAITING
+            guest._state = WAITING
 
     def _offer_all(self, offer: Sequence[Guest]) -> None:
         step = self.step
@@ -172,17 +172,17 @@ class Plan:
         step, limits = self.step, self.step.limits
         if guest.is_finished or guest in self.counts or self.rides(guest):
             raise self._error("admission", "offer", f"{guest.request_id} has finished, or is in the batch", guest)
-        if guest.state == PREEMPTED or len(step.batch) >= limits.max_num_seqs:
+        if guest._state == PREEMPTED or len(step.batch) >= limits.max_num_seqs:
             return
         self._touched.append(guest)
-        is_new = guest.state == WAITING
+        is_new = guest._state == WAITING
         if is_new:
             guest.hit = self._pool.num_hit(guest)
         num = self._num_tokens(guest)
         if num and (not is_new or self._has_seat(guest)) and self._has_room(guest, num, is_new=is_new):
             self._pool.take(guest, guest.num_computed + num)
             if is_new:
-                guest.state = RESIDENT
+                guest._state = RESIDENT
                 self._admitted.add(guest)
                 self._new.add(guest)
                 step.num_residents += 1
@@ -240,7 +240,7 @@ class Plan:
             step.lacking = step.asker = None
         if victim is HOLD:
             return False
-        if not isinstance(victim, Guest) or victim.state != RESIDENT:
+        if not isinstance(victim, Guest) or victim._state != RESIDENT:
             raise self._error("preemption", "victim", f"{victim!r} is no resident", victim)
         self._touched.append(victim)
         num = self.counts.pop(victim, 0)
@@ -259,7 +259,7 @@ class Plan:
             step.batch = [other for other in step.batch if other is not victim]
         step.free_blocks += self._pool.given_back(victim)
         step.num_residents -= 1
-        victim.state = PREEMPTED
+        victim._state = PREEMPTED
         self._admitted.discard(victim)
         self.victims.append(victim)
         step.preempted.append(victim)

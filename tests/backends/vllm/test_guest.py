@@ -229,7 +229,7 @@ def test_what_a_policy_sees_has_every_name_of_ours() -> None:
     run.step()
     core: Any = run.core
     for ours, theirs in ((Request, next(iter(core._shadow.guests.values()))), (Step, core._step)):
-        names = [name for name in (*ours.__slots__, *vars(ours)) if not name.startswith("_")]
+        names = [name for name in dir(ours) if not name.startswith("_")]
         assert [name for name in names if not hasattr(theirs, name)] == []
     assert isinstance(core._step, GuestStep) and isinstance(next(iter(core._shadow.guests.values())), Guest)
 
