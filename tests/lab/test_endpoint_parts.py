@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.backend import VirtualClock
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError
+from batchwright.lab import Recorder, Workload, WorkloadRow, offers
 from batchwright.lab.endpoint.address import Address, is_endpoint
 from batchwright.lab.endpoint.answer import Answer
+from batchwright.lab.endpoint.asks import begin_record
 from batchwright.lab.endpoint.client import said
 from batchwright.lab.endpoint.events import EventParser
 from batchwright.lab.endpoint.options import EndpointOptions, parse_headers
 from batchwright.lab.endpoint.prometheus import describe, others_there, parse_counters
 from batchwright.lab.endpoint.run import check_config
 from batchwright.lab.endpoint.words import WORDS, as_text
+from batchwright.request import SLO
 
 # Addresses ------------------------------------------------------------------------------------------------------
 
@@ -297,3 +301,25 @@ def test_words_keep_shared_prefixes() -> None:
     one, two = as_text([1, 2, 3, 4]), as_text([1, 2, 3, 9])
     assert one.split()[:3] == two.split()[:3] and one != two
     assert len(one.split()) == 4
+
+
+def test_a_record_has_all_that_was_offered() -> None:
+    """As an engine's record has it: tables by class and fairness between clients read it."""
+    row = WorkloadRow(
+        *(5, 20, 3),
+        priority=2,
+        client_id="c",
+        weight=3.0,
+        slo=SLO(1.0, None),
+        session_id="s",
+        program_id="p",
+        slo_class="chat",
+    )
+    (offer,) = offers(Workload("one", (row,), "one"), 100, 100)
+    here = begin_record(offer, 5)
+    recorder = Recorder()
+    recorder.start(VirtualClock())
+    recorder.offer(offer)
+    (there,) = recorder.finish()
+    assert here == there
+    assert (here.weight, here.slo_class, here.session_id, here.program_id) == (3.0, "chat", "s", "p")

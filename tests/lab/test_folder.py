@@ -12,7 +12,7 @@ import pytest
 
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, WorkloadError
-from batchwright.lab import RunRecord, load_workload, run_arm
+from batchwright.lab import RunRecord, load_workload, read_run, run_arm, stream_arm, with_rules
 from batchwright.lab.executors import Task
 from batchwright.lab.executors.installed import Installed
 from batchwright.lab.files import Folder, Manifest, run_labels, task_key
@@ -30,7 +30,16 @@ CONFIG = EngineConfig(policy="vllm_v1", num_blocks=200, max_num_batched_tokens=5
 def some_run(**values: Any) -> RunRecord:
     """Every status, and every field that may be missing."""
     requests = [
-        request(0, times_ms=[5, 6, 8], slo=SLO(1.0, None), client_id="a", weight=2.5, slo_class="chat"),
+        request(
+            0,
+            times_ms=[5, 6, 8],
+            slo=SLO(1.0, None),
+            client_id="a",
+            weight=2.5,
+            slo_class="chat",
+            session_id="s1",
+            program_id="p1",
+        ),
         request(1, times_ms=[], status="refused", error="no room, \u201csorry\u201d", replica=None),
         request(
             2,
@@ -184,6 +193,25 @@ def test_without_pyarrow_it_is_said_how_it_comes(tmp_path: Path, monkeypatch: An
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'batchwright\[parquet\]', or write one JSON file with --json"):
         Folder(tmp_path).write_run("a", some_run())
+
+
+@pytest.mark.parametrize(("spec", "column"), [("turns=3", "session_id"), ("calls=3", "program_id")])
+def test_requests_can_be_grouped_by_whose_they_are(tmp_path: Path, spec: str, column: str) -> None:
+    load = with_rules(load_workload(f"synthetic:n=4,prompt=20,output=3,{spec}"), ["*: client_id=me, slo_class=chat"])
+    for replicas in (1, 2):
+        made = run_arm(EngineConfig(replicas=replicas), load)
+        assert [getattr(r, column) for r in made.requests] == [getattr(row, column) for row in load.rows]
+        Folder(tmp_path / str(replicas)).write_run("a", made)
+        assert Folder(tmp_path / str(replicas)).read_run("a").dumps() == made.dumps()
+        table = parquet.read_table(tmp_path / str(replicas) / "runs" / "a" / "requests.parquet")
+        sums = table.group_by(["client_id", "slo_class", column]).aggregate([("num_output_tokens", "sum")]).to_pylist()
+        assert [(row["client_id"], row["slo_class"], row["num_output_tokens_sum"]) for row in sums] == [
+            ("me", "chat", 9)
+        ] * 4
+    stream_arm(EngineConfig(), load, tmp_path / "streamed.jsonl")
+    assert [getattr(r, column) for r in read_run(tmp_path / "streamed.jsonl").requests] == [
+        getattr(row, column) for row in load.rows
+    ]
 
 
 # Experiments -------------------------------------------------------------------------------------------------------

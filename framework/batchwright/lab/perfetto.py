@@ -201,6 +201,8 @@ def _args(record: RequestRecord) -> dict[str, Any]:
         "num_recomputed_tokens": record.num_recomputed_tokens,
         "num_preemptions": record.num_preemptions,
         "slo_class": record.slo_class,
+        "session_id": record.session_id,
+        "program_id": record.program_id,
         "error": record.error,
     }
     return {name: value for name, value in values.items() if value is not None}

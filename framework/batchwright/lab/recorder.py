@@ -100,6 +100,8 @@ class Recorder:
             status="unfinished",
             weight=request.weight,
             slo_class=_slo_class(request),
+            session_id=request.session_id,
+            program_id=request.program_id,
         )
         self._records[request.request_id] = record
 

@@ -90,6 +90,7 @@ class RequestRecord:
         slo_class: the kind of request it is, as offered.
         preempted_ns: when it was evicted, each time: the start of that step.
         resumed_ns: when it was admitted again after each eviction; one less where it never was.
+        session_id, program_id: to which conversation and which agent's program it belongs, as offered.
     """
 
     request_id: str
@@ -113,6 +114,8 @@ class RequestRecord:
     slo_class: str | None = None
     preempted_ns: array[int] = field(default_factory=lambda: NO_TIMES)
     resumed_ns: array[int] = field(default_factory=lambda: NO_TIMES)
+    session_id: str | None = None
+    program_id: str | None = None
 
     @property
     def arrival_s(self) -> float:
@@ -159,6 +162,8 @@ class RequestRecord:
             "slo_class": self.slo_class,
             "preempted_s": [t / 1e9 for t in self.preempted_ns],
             "resumed_s": [t / 1e9 for t in self.resumed_ns],
+            "session_id": self.session_id,
+            "program_id": self.program_id,
         }
 
     @classmethod

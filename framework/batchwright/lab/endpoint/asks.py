@@ -230,4 +230,8 @@ def begin_record(offer: Offer, arrival_ns: int) -> RequestRecord:
         num_preemptions=0,
         slo=request.slo,
         status="unfinished",
+        weight=request.weight,
+        slo_class=offer.row.slo_class,
+        session_id=request.session_id,
+        program_id=request.program_id,
     )

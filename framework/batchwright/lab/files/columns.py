@@ -50,6 +50,8 @@ REQUEST_COLUMNS = (
     Column("replica", "int64", "", "Which replica of a fleet took it, from 0; null: it was routed to none.", True),
     Column("weight", "double", "", "Of its client, as offered.", optional=True),
     Column("slo_class", "string", "", "The kind of request it is, as offered.", True, True),
+    Column("session_id", "string", "", "The conversation that it belongs to, as offered.", True, True),
+    Column("program_id", "string", "", "The agent's program that it belongs to, as offered.", True, True),
     Column("preempted_ns", "times", "ns", "When it was evicted, each time.", optional=True),
     Column("resumed_ns", "times", "ns", "When it was admitted again after each eviction.", optional=True),
     Column("offered_arrival_ns", "int64", "ns", "When it was to arrive."),
