@@ -72,6 +72,15 @@ SURFACES = (
         "SchedulerOutput",
         ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
     ),
+    # Series on /metrics.
+    Surface(
+        ADAPTERS,
+        "vllm.v1.metrics.loggers",
+        "AggregateStatLoggerBase",
+        ("record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)", "log_engine_initialized"),
+        ("observers",),
+    ),
+    Surface(ADAPTERS, "vllm.v1.metrics.stats", "SchedulerStats", ("waiting_lora_adapters",), ("observers",)),
     # Adapter A, the guest.
     Surface(
         (GUEST,),
