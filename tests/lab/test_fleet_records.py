@@ -18,6 +18,7 @@ import pytest
 
 from batchwright import ConfigError, EngineConfig, Policy, PolicyError, Refusal, hookimpl
 from batchwright.lab import Load, Workload, WorkloadRow, ab, format_report, load_workload, run_arm, summarize
+from batchwright.lab.replica_summary import summarize_replicas
 from batchwright.lab.riding import key_of
 from batchwright.lab.run_record import RunRecord
 from fake_backend import FakeBackend
@@ -375,3 +376,20 @@ def test_the_bound_of_the_real_trace_is_that_of_its_readme() -> None:
     if not REAL.is_file():
         pytest.skip(f"the Mooncake trace is not there: {REAL}")
     assert fleet_mooncake.unbounded_hit_rates(load_workload(REAL)) == pytest.approx((0.374, 0.366), abs=0.0005)
+
+
+def test_each_replica_has_the_metrics_of_its_own_steps() -> None:
+    record = run(replicas=2)
+    each = summarize_replicas(record)
+    whole = summarize(record)
+    assert sum(one["num_steps"] or 0 for one in each) == whole["num_steps"]
+    for place, one in enumerate(each):
+        own = [step for step in record.steps if step.replica == place]
+        assert own and one["mean_batch_size"] == pytest.approx(sum(step.batch_size for step in own) / len(own))
+        used = [(step.end_ns - step.start_ns, 1 - step.free_blocks / record.limits.num_blocks) for step in own]
+        assert one["kv_use_mean"] == pytest.approx(sum(t * use for t, use in used) / sum(t for t, _ in used))
+        assert one["mean_step_tokens"] == pytest.approx(
+            sum(step.num_prefill_tokens + step.num_decodes for step in own) / len(own)
+        )
+    (alone,) = summarize_replicas(run(replicas=1))
+    assert {name: alone[name] for name in whole} == summarize(run(replicas=1)), "one replica is the whole"

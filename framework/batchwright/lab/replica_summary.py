@@ -8,7 +8,7 @@ from batchwright.lab.summary import Summary, summarize
 
 
 def summarize_replicas(run: RunRecord) -> list[Summary]:
-    """The metrics of each replica, in order: those of ``summarize``, of the requests that it was given.
+    """The metrics of each replica, in order: those of ``summarize``, of the requests that it was given and its steps.
 
     Rates are over the duration of the whole run. Beyond the metrics of a run:
 

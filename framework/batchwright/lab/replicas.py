@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.lab.run_record import RunRecord
-from batchwright.lab.step_records import StepRecords
+from batchwright.lab.step_records import FIELDS, StepRecords
 
 
 def busy_s(run: RunRecord) -> NDArray[np.float64]:
@@ -28,13 +28,18 @@ def busy_imbalance(run: RunRecord) -> float | None:
 
 
 def of_replica(run: RunRecord, replica: int) -> RunRecord:
-    """The requests that one replica was given, over the duration of the whole run, as a record without steps."""
+    """The requests that one replica was given and the steps that it took, over the duration of the whole run."""
+    all_steps = run.steps if isinstance(run.steps, StepRecords) else StepRecords(run.steps)
+    own = all_steps.column("replica") == replica
+    steps, batches = StepRecords(), run.batches[:0]
+    steps.extend_packed(np.stack([all_steps.column(name)[own] for name in FIELDS], axis=1))
+    batches.frombytes(np.frombuffer(run.batches, dtype=np.uint64)[own].tobytes())
     return replace(
         run,
         settings={**run.settings, "replicas": 1},
         offered=[o for o, r in zip(run.offered, run.requests, strict=True) if r.replica == replica],
         requests=[r for r in run.requests if r.replica == replica],
-        steps=StepRecords(),
-        batches=run.batches[:0],
+        steps=steps,
+        batches=batches,
         events=[],
     )

@@ -101,14 +101,23 @@ def settings_table(arms: Sequence[Arm]) -> Table:
     return Table("All settings", head, rows, numeric=False)
 
 
+IN_STEPS = {
+    "Mean batch size": METRICS["mean_batch_size"],
+    "Mean tokens a step": METRICS["mean_step_tokens"],
+    "KV use, mean (%)": METRICS["kv_use_mean"],
+}
+"""Columns of a table of replicas that a terminal has no room for."""
+
+
 def replicas_tables(comparison: Comparison) -> Iterator[Table]:
     """Of each arm with several replicas, a row for each."""
+    columns = {**OF_REPLICAS, **IN_STEPS}
     for arm, summaries in comparison.replicas.items():
         rows = [
-            [str(place), *(number(metric, summary[metric.name]) for metric in OF_REPLICAS.values())]
+            [str(place), *(number(metric, summary[metric.name]) for metric in columns.values())]
             for place, summary in enumerate(summaries)
         ]
-        yield Table(f"Replicas of {arm}", ["Replica", *OF_REPLICAS], rows)
+        yield Table(f"Replicas of {arm}", ["Replica", *columns], rows)
 
 
 def events_table(arms: Sequence[Arm]) -> Table | None:
