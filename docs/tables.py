@@ -36,6 +36,7 @@ from batchwright_backends.sim.backend import SimOptions
 from batchwright_backends.sim.gpus import find_gpu, gpu_names
 from batchwright_backends.sim.models import model_names
 from batchwright_backends.torch.options import TorchOptions
+from batchwright_backends.vllm.lab.options import VllmOptions
 
 FOLDER = Path(__file__).parent
 REPRODUCED = (
@@ -492,6 +493,7 @@ def makers() -> dict[str, Callable[[], str]]:
         "sim options": lambda: of_attributes(SimOptions),
         "torch options": lambda: of_attributes(TorchOptions),
         "endpoint options": lambda: of_attributes(EndpointOptions),
+        "vllm options": lambda: of_attributes(VllmOptions),
         "gpus": gpus,
         "residuals": residuals,
         "models": models,

@@ -91,7 +91,7 @@ class Drive:
             detokenize=False,
             extra_args=said(request),
         )
-        prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)}
         try:
             self._engine.add_request(request.request_id, prompt, params, priority=request.priority)
         except ValueError as error:  # what vLLM finds wrong with a request

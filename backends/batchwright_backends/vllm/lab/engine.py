@@ -126,8 +126,9 @@ def start(config: EngineConfig, options: VllmOptions, limits: Limits) -> Started
         raise
     except Exception as error:
         raise BackendError(
-            f"{config.backend}: vLLM {__version__} did not start: {type(error).__name__}: {error}; its log above says "
-            "more. Its memory, dtype and block size are num_blocks, backend_options.dtype and block_size"
+            f"{config.backend}: vLLM {__version__} did not start: {type(error).__name__}: {error}; "
+            "VLLM_LOGGING_LEVEL=INFO in the environment shows its log; memory, dtype and block size are num_blocks, "
+            "backend_options.dtype and block_size"
         ) from error
     core = engine.engine_core.engine_core
     cache, model = engine.vllm_config.cache_config, engine.model_config
@@ -146,7 +147,8 @@ def start(config: EngineConfig, options: VllmOptions, limits: Limits) -> Started
 def _set_environment(options: VllmOptions) -> None:
     """The engine steps in this process; its workers may have others."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     if options.kv_cache_gib is not None:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = f"{options.kv_cache_gib:g}"
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from batchwright.lab.endpoint.asks import begin_record
 from batchwright.lab.materialize import Offer
 from batchwright.lab.records import OfferedRecord, RequestRecord
 from batchwright.lab.riding import key_of
@@ -46,27 +47,7 @@ class RunLedger(Ledger):
         self.offered.append(
             OfferedRecord(request.request_id, arrival_ns, offer.prompt_hash, offer.length, request.max_tokens)
         )
-        slo_class = request.extra.get("slo_class")
-        self.records.append(
-            RequestRecord(
-                request_id=request.request_id,
-                client_id=request.client_id,
-                priority=request.priority,
-                arrival_ns=arrival_ns,
-                first_scheduled_ns=None,
-                token_times_ns=array("q"),
-                finish_ns=None,
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_output_tokens=0,
-                num_cached_tokens=0,
-                num_recomputed_tokens=0,
-                num_preemptions=0,
-                slo=request.slo,
-                status="unfinished",
-                weight=request.weight,
-                slo_class=None if slo_class is None else str(slo_class),
-            )
-        )
+        self.records.append(begin_record(offer, arrival_ns))
         return self.records[-1]
 
     def refuse(self, offer: Offer, why: str, now_ns: int) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -68,7 +69,7 @@ def run_elsewhere(config: EngineConfig, workload: Workload, options: Mapping[str
                 if not is_ready and time.monotonic() - began > own.start_timeout_s:
                     raise BackendError(
                         f"{config.backend}: vLLM was not ready after {own.start_timeout_s:g} s; raise "
-                        "backend_options.start_timeout_s, or look at its log above"
+                        "backend_options.start_timeout_s, or see its log with VLLM_LOGGING_LEVEL=INFO"
                     )
                 if not connection.poll(_LOOK_S):
                     continue
@@ -86,7 +87,7 @@ def run_elsewhere(config: EngineConfig, workload: Workload, options: Mapping[str
         process.join(_GRACE_S)
         raise BackendError(
             f"{config.backend}: vLLM's process ended by itself (exit code {process.exitcode}): for want of memory, "
-            "perhaps; its log above may say more"
+            "perhaps; VLLM_LOGGING_LEVEL=INFO in the environment shows its log"
         ) from None
     finally:
         connection.close()
@@ -111,6 +112,7 @@ def serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked says when to end
     sys.stdout.flush()
     os.dup2(2, 1)  # vLLM's log goes to stdout, which is for the report
+    warnings.simplefilter("ignore")  # of vLLM's modules about each other
     try:
         config, workload, options = connection.recv()
     except (EOFError, OSError):

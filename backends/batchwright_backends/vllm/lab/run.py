@@ -223,6 +223,8 @@ def _warnings() -> Iterator[list[str]]:
                 found.append(record.getMessage())
 
     logger, keeper = logging.getLogger("vllm.batchwright"), Keeper()
+    logger.setLevel(logging.WARNING)  # whatever vLLM logs
+    logger.propagate = False
     logger.addHandler(keeper)
     try:
         yield found

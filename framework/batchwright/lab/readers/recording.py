@@ -194,6 +194,8 @@ class RecordedRequest:
             slo_class=self.slo_class,
             preempted_ns=array("q", self.preempted_ns),
             resumed_ns=array("q", self.resumed_ns),
+            session_id=self.session_id,
+            program_id=self.program_id,
         )
 
 
