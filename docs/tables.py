@@ -311,20 +311,16 @@ def sim_growth() -> str:
 
 
 def vllm_overhead() -> str:
-    """Cost of a step in vLLM, of its scheduler and of ours."""
+    """Cost of a step in vLLM, of its scheduler and of ours: each beside the stock that it is compared with."""
     rows = results("vllm_overhead")["rows"]
-    names = list(rows[0]["of_stock"])
-    return table(
-        ("decodes", "vLLM's own", *map(code, names), "ours / vLLM's"),
-        [
-            [
-                f"{row['decodes']:,}",
-                *(f"{row['medians'][name]:.2f}" for name in ("stock", *names)),
-                ", ".join(f"{row['of_stock'][name]:.2f}" for name in names),
-            ]
-            for row in rows
-        ],
-    )
+    cells = []
+    for name in rows[0]["medians"]:
+        shown = [f"{row['medians'][name]:,.2f}" for row in rows]
+        if name not in ("stock", "stock async"):
+            shown = [f"{one} ({row['of_stock'][name]['median']:.2f})" for one, row in zip(shown, rows, strict=True)]
+        cells.append([name, *shown])
+    heads = {"full": "1,000 wait for a seat", "short": "1,000 wait for blocks"}
+    return table(("", *(heads.get(row["row"]) or f"{int(row['row']):,} decodes" for row in rows)), cells)
 
 
 def vllm_hooks() -> str:

@@ -80,10 +80,11 @@ class Observers:
 
     def finish(self, step: GuestStep, shadow: Shadow, now: int) -> None:
         """The step is over: with asynchronous scheduling it may still be executed, and each counts its token."""
+        left, shadow.left = shadow.left, set()
         if not self.keep_steps:
             return
         step.end = now
-        step.finished = [guest for guest in step.batch if guest.is_finished]
+        step.finished = [guest for guest in step.batch if guest in left] if left else ()
         self.tell("step_finished", step, None)
         if shadow.riding.guests:
             shadow.riding.guests = ()

@@ -21,6 +21,7 @@ class Shadow:
             themselves.
         waiting, residents, prefilling: as of a step; who waits for a grammar is in none of them.
         evicted: since the last step.
+        left: who ended since the last step was told.
         riding: who is in the batch as a whole.
     """
 
@@ -30,6 +31,7 @@ class Shadow:
         self.strange: dict[str, VllmRequest] = {}
         self.waiting, self.residents, self.prefilling = Line(), Line(), Line()
         self.evicted: list[Guest] = []
+        self.left: set[Guest] = set()
         self.riding = Riding()
 
     def arrive(self, guest: Guest) -> None:
@@ -60,6 +62,7 @@ class Shadow:
         guest = self.guests.pop(request_id, None)
         if guest is not None:
             guest._state = FINISHED
+            self.left.add(guest)
             for line in (self.waiting, self.residents, self.prefilling):
                 line.discard(guest)
         return guest
