@@ -9,6 +9,7 @@ import typer
 
 from batchwright.cli.option_groups import takes_groups
 from batchwright.cli.options import (
+    Confidence,
     EngineOptions,
     FolderOptions,
     JobOptions,
@@ -46,9 +47,7 @@ def capacity(
     job: JobOptions,
     output: OutputOptions,
     files: FolderOptions,
-    confidence: Annotated[
-        float, typer.Option("--confidence", metavar="SHARE", help="With which an objective has to be met.")
-    ] = 0.95,
+    confidence: Confidence = 0.95,
     tolerance: Annotated[
         float, typer.Option("--tolerance", metavar="SHARE", help="The search ends within this share of the edge.")
     ] = 0.05,
@@ -102,15 +101,14 @@ def capacity(
     Exit code: 0; 1 when an arm failed, or meets its objectives at no load; 2 for a wrong command line or config; 130
     after Ctrl-C, which prints what there is.
     """
-    from batchwright.cli.designs import prepare, show, writes
+    from batchwright.cli.designs import hand_over, prepare
     from batchwright.cli.output import check_writable, show_progress
-    from batchwright.cli.pages import write_design
     from batchwright.cli.program import FAILED, INTERRUPTED, OK
     from batchwright.errors import ConfigError
     from batchwright.lab.designs.bounds import EXAMPLE, goals_of, split_slo
     from batchwright.lab.designs.capacity import run_capacity
     from batchwright.lab.designs.capacity_plan import CapacityPlan
-    from batchwright.lab.designs.capacity_report import format_capacity, print_capacity
+    from batchwright.lab.designs.capacity_report import print_capacity
     from batchwright.lab.repetition import parse_seeds
 
     check_writable(output.json_file, "--json")
@@ -140,12 +138,7 @@ def capacity(
     error = found.error()
     if error is not None and not any(arm.points for arm in found.arms):
         raise error
-    if not output.quiet:
-        show(lambda console: print_capacity(found, console), lambda width: format_capacity(found, width))
-    writes(output.json_file, found.write_json)
-    if saved is not None:
-        saved.folder.write_summary(found.to_json())
-        write_design(saved.folder, saved.folder.report_path, None, quiet=output.quiet)
+    hand_over(found, lambda console: print_capacity(found, console), output, saved)
     if found.was_interrupted:
         raise typer.Exit(INTERRUPTED)
     if error is not None:

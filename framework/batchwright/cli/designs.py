@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,16 +16,21 @@ from batchwright.cli.options import (
     EngineOptions,
     FolderOptions,
     JobOptions,
+    OutputOptions,
     SeedOptions,
     StopOptions,
     WindowOptions,
     WorkloadOptions,
 )
 from batchwright.cli.output import make_console, show_progress
+from batchwright.cli.pages import write_design
 from batchwright.cli.workloads import REAL, SIMULATED, make_workload
-from batchwright.lab.designs.setup import SYNTHETIC_KEYS, Setup, synthetic_with
+from batchwright.lab.designs.answer import Answer
+from batchwright.lab.designs.changed_load import SYNTHETIC_KEYS, synthetic_with
+from batchwright.lab.designs.setup import Setup
 from batchwright.lab.executors import Executor, choose_executor
 from batchwright.lab.plugin_metrics import MetricSet
+from batchwright.lab.printing import as_text
 from batchwright.lab.saved_runs import SavedRuns
 from batchwright.lab.window import Window
 from batchwright.lab.workload import Workload
@@ -131,16 +135,28 @@ def _maker(options: WorkloadOptions, arm: Arm) -> Callable[[Mapping[str, Any]], 
     return make
 
 
-def show(print_to: Callable[[Console], None], as_text: Callable[[int], str]) -> None:
-    """Print with colour on a terminal, as plain text elsewhere."""
-    console = make_console()
-    if console.is_terminal:
-        print_to(console)
-    else:
-        sys.stdout.write(as_text(console.width))
+def hand_over(
+    found: Answer, print_to: Callable[[Console], None], output: OutputOptions, saved: SavedRuns | None
+) -> None:
+    """Print an answer, and write the files that were asked for.
 
+    Args:
+        found: the answer.
+        print_to: prints it to a console.
+        output: what the command line says of it.
+        saved: the folder of ``--out``, which gets a summary and a page.
 
-def writes(path: Path | None, write: Callable[[Path], None]) -> None:
-    """Write a file where one was asked for."""
-    if path is not None:
-        write(path)
+    Raises:
+        OSError: a file cannot be written.
+    """
+    if not output.quiet:
+        console = make_console()
+        if console.is_terminal:
+            print_to(console)
+        else:
+            sys.stdout.write(as_text(print_to, console.width))
+    if output.json_file is not None:
+        found.write_json(output.json_file)
+    if saved is not None:
+        saved.folder.write_summary(found.to_json())
+        write_design(saved.folder, saved.folder.report_path, None, quiet=output.quiet)

@@ -16,6 +16,9 @@ ARM_FORMS = (
 NoPlugin = Annotated[
     list[str] | None, typer.Option("--no-plugin", metavar="NAME", help="Leave an installed plugin out. Repeatable.")
 ]
+Confidence = Annotated[
+    float, typer.Option("--confidence", metavar="SHARE", help="With which an objective has to be met.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -72,13 +72,12 @@ def sweep(
     Exit code: 0; 1 when runs failed, after the tables of the others; 2 for a wrong command line or config; 130 after
     Ctrl-C, which prints what there is.
     """
-    from batchwright.cli.designs import prepare, show, writes
+    from batchwright.cli.designs import hand_over, prepare
     from batchwright.cli.output import check_writable, show_progress
-    from batchwright.cli.pages import write_design
     from batchwright.cli.program import INTERRUPTED, OK
     from batchwright.lab.designs.axis import make_axes
     from batchwright.lab.designs.sweep import run_sweep
-    from batchwright.lab.designs.sweep_report import format_sweep, print_sweep
+    from batchwright.lab.designs.sweep_report import print_sweep
     from batchwright.lab.family import Family
     from batchwright.lab.repetition import parse_seeds
     from batchwright.lab.shown import choose_metrics
@@ -110,12 +109,7 @@ def sweep(
     error = found.error()
     if error is not None and not any(point.comparison for point in found.points):
         raise error
-    if not output.quiet:
-        show(lambda console: print_sweep(found, shown, console), lambda width: format_sweep(found, shown, width))
-    writes(output.json_file, found.write_json)
-    if saved is not None:
-        saved.folder.write_summary(found.to_json())
-        write_design(saved.folder, saved.folder.report_path, None, quiet=output.quiet)
+    hand_over(found, lambda console: print_sweep(found, shown, console), output, saved)
     if error is not None and not found.was_interrupted:
         raise error
     raise typer.Exit(INTERRUPTED if found.was_interrupted else OK)

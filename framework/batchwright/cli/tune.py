@@ -9,6 +9,7 @@ import typer
 
 from batchwright.cli.option_groups import takes_groups
 from batchwright.cli.options import (
+    Confidence,
     EngineOptions,
     FolderOptions,
     JobOptions,
@@ -68,9 +69,7 @@ def tune(
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", help="Trials to suggest at once, so that --jobs has more to run.")
     ] = 1,
-    confidence: Annotated[
-        float, typer.Option("--confidence", metavar="SHARE", help="With which an objective has to be met.")
-    ] = 0.95,
+    confidence: Confidence = 0.95,
 ) -> None:
     """Search the parameters of a policy that serve a goal best.
 
@@ -97,15 +96,14 @@ def tune(
     Exit code: 0; 1 when no trial met the objectives; 2 for a wrong command line or config; 130 after Ctrl-C, which
     prints what there is.
     """
-    from batchwright.cli.designs import prepare, show, writes
+    from batchwright.cli.designs import hand_over, prepare
     from batchwright.cli.output import check_writable, show_progress
-    from batchwright.cli.pages import write_design
     from batchwright.cli.program import FAILED, INTERRUPTED, OK
     from batchwright.lab.designs.bounds import goals_of, split_slo
     from batchwright.lab.designs.study import STUDY
     from batchwright.lab.designs.tune import run_tune
     from batchwright.lab.designs.tune_plan import TunePlan
-    from batchwright.lab.designs.tune_report import format_tuning, print_tuning
+    from batchwright.lab.designs.tune_report import print_tuning
     from batchwright.lab.repetition import parse_seeds
 
     check_writable(output.json_file, "--json")
@@ -133,10 +131,5 @@ def tune(
         study.unlink(missing_ok=True)
     with show_progress(output.quiet, ground.starting) as progress:
         found = run_tune(ground.setup, plan, ground.executor, study, saved, progress, ground.metrics)
-    if not output.quiet:
-        show(lambda console: print_tuning(found, console), lambda width: format_tuning(found, width))
-    writes(output.json_file, found.write_json)
-    if saved is not None:
-        saved.folder.write_summary(found.to_json())
-        write_design(saved.folder, saved.folder.report_path, None, quiet=output.quiet)
+    hand_over(found, lambda console: print_tuning(found, console), output, saved)
     raise typer.Exit(INTERRUPTED if found.was_interrupted else OK if found.best is not None else FAILED)

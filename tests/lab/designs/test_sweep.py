@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from batchwright import EngineConfig
 from batchwright.errors import ConfigError, ExperimentError, WorkloadError
 from batchwright.lab import METRICS, Workload, WorkloadRow, load_workload
 from batchwright.lab.designs.axis import Axis, in_words, make_axes, points_of
-from batchwright.lab.designs.setup import Setup, synthetic_with, with_load
+from batchwright.lab.designs.changed_load import synthetic_with, with_load
+from batchwright.lab.designs.setup import Setup
 from batchwright.lab.designs.sweep import Sweep, sweep
 from batchwright.lab.designs.sweep_report import format_sweep
 from batchwright.lab.executors import Task
@@ -317,3 +319,13 @@ def test_a_point_is_found_by_its_values() -> None:
     assert found.point(rate=5, prefix_cache__enabled=False).label == "rate=5, prefix_cache.enabled=false"
     with pytest.raises(ConfigError, match="2 of 4 points have rate=5"):
         found.point(rate=5)
+
+
+def test_what_a_workload_is_offered_by_stays_when_its_load_is_changed() -> None:
+    load = replace(load_workload("synthetic:rate=4,n=8,prompt=10"), too_long="clip")
+    changed = with_load(load.closed(3), {"prompt": 9})
+    assert (changed.concurrency, changed.too_long, changed.rows[0].num_prompt_tokens) == (3, "clip", 9)
+    merged = load_workload("synthetic:rate=4,n=8 + synthetic:rate=2,n=4")
+    assert with_load(merged, {"rate": 12}).rate == pytest.approx(12)
+    with pytest.raises(ConfigError, match=r"is a key of synthetic workloads, and .* is none"):
+        Setup({"a": EngineConfig()}, merged).at({"prompt": 9})

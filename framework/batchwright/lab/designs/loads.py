@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from batchwright.errors import BatchwrightError
 from batchwright.lab.designs.capacity_plan import CapacityPlan
+from batchwright.lab.designs.changed_load import is_synthetic, with_load
 from batchwright.lab.designs.replicates import tasks_of
-from batchwright.lab.designs.setup import Setup, is_synthetic, with_load
+from batchwright.lab.designs.setup import Setup
 from batchwright.lab.executors import Task
 from batchwright.lab.varied import varied
 from batchwright.lab.workload import Workload
