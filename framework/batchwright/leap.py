@@ -161,7 +161,10 @@ class Leaper:
         watched = self._watched() if state.queue and blocks.cache.enabled else _NOBODY
         free: list[int] = []
         ending: Sequence[Request] = ()
-        while (taken := len(free)) < num:
+        if not blocks.cache.enabled:
+            ending = roster.next_steps(num, blocks, free)
+            roster.last_ns = ends[len(free) - 1] if free else roster.last_ns
+        while blocks.cache.enabled and (taken := len(free)) < num:
             skipped = roster.skip(num - taken)
             if skipped:
                 free += [blocks.num_free] * skipped
@@ -174,9 +177,9 @@ class Leaper:
             free.append(blocks.num_free)
             if ending or (due and any(blocks.index.last_hash(request) in watched for request in due)):
                 break  # or: who waits finds more in the cache from now on, or something else
-        if not taken and not free:
-            return None
         taken = len(free)
+        if not taken:
+            return None
         self.num_steps += taken
 
         def tokens() -> NDArray[np.uint32]:

@@ -315,6 +315,59 @@ class Roster:
                 ending.append(request)
         return ending
 
+    def next_steps(self, most: int, blocks: BlockManager, free: list[int]) -> list[Request]:
+        """``next_step`` at most so often, with the blocks that it takes, where none is registered and nobody has stop
+        strings: up to a step with which somebody ends, or that lacks a block.
+
+        Args:
+            most: steps at most.
+            blocks: the pool.
+            free: gets how many blocks are free after each step that was taken.
+
+        Returns:
+            Those who end with the last of them, in order of admission.
+        """
+        calendar, size, every = self._calendar, self._size, self._settle_every
+        steps, num_free, growing = self.steps, blocks.num_free, self.growing
+        last = steps + most
+        ending: list[Request] = []
+        while steps < last:
+            if growing:
+                if len(growing) > num_free:
+                    break
+                requests = [*growing]
+                blocks.append_each(requests)
+                self.arrays.grew(requests)
+                num_free -= len(requests)
+                growing = self.growing = {}
+            steps += 1
+            free.append(num_free)
+            due = calendar.pop(steps, None)
+            if due is None:
+                continue
+            self.steps = steps
+            if len(due) > 1:  # who left and came back meanwhile may stand there twice
+                due = sorted({r for r in due if r._due == steps and r._row >= 0}, key=BY_ADMISSION)
+            elif due[0]._due != steps or due[0]._row < 0:
+                continue
+            for request in due:
+                length = steps + request._offset
+                if length + size < request._end and size <= _HALF:
+                    if length > request._room:
+                        growing[request] = None
+                    if length // size % every == 0:
+                        self.settle(request)
+                    request._due = steps + size
+                    calendar[steps + size].append(request)
+                elif length < request._end:
+                    self._look_again(request, length)
+                else:
+                    ending.append(request)
+            if ending:
+                break
+        self.steps = steps
+        return ending
+
     def go_on(self, requests: Sequence[Request]) -> None:
         """These might have ended, and did not."""
         for request in requests:

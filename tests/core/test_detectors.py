@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from batchwright import HOLD, Policy, PolicyError, Request, Step, hookimpl
+from batchwright.config import DetectorConfig
+from batchwright.detectors import Detectors
 from toolbox import BASIC, Tape, make_engine, make_request, play
 
 
@@ -206,3 +210,36 @@ def test_a_long_recompute_is_no_livelock() -> None:
     engine, tape = make_engine(P=16, T=2, detectors={"livelock_pools": 1}, prefix_cache={"enabled": False})
     play(engine, [make_request(str(i), 8, 24) for i in range(4)])
     assert tape.preemptions() and not tape.events("livelock")
+
+
+steps_of_a_run = st.lists(
+    st.tuples(st.integers(1, 9), st.sampled_from([0, 0, 0, 0, 2, 5]), st.sampled_from([1, 1, 1, 2, 30])), max_size=60
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(steps_of_a_run, st.sampled_from([1, 3, 7, 25]), st.sampled_from([0.1, 0.4]))
+def test_thrash_is_the_share_of_the_last_steps(runs: list[tuple[int, int, int]], most: int, share: float) -> None:
+    """Sums are kept only while anything in the window was recomputed, and are those that adding up gives."""
+    detectors = Detectors(DetectorConfig(thrash_steps=most, thrash_share=share))
+    all_steps: list[tuple[int, int]] = []
+    found: list[dict[str, Any]] = []
+    expected = []
+    quiet_until = -1
+    for tokens, again, num in runs:
+        recomputed = min(again, tokens) if num == 1 else 0
+        at_once = num > 1 and not detectors._recomputed
+        if at_once:
+            detectors._note(tokens, num)  # as of a leap
+        for _ in range(num):
+            index = len(all_steps)
+            if not at_once:
+                detectors._look_for_thrash(found, index, tokens, recomputed)
+            all_steps.append((tokens, recomputed))
+            last = all_steps[-most:]
+            part = sum(r for _, r in last) / sum(t for t, _ in last)
+            if len(last) >= min(20, most) and part > share:
+                if index >= quiet_until:
+                    expected.append((index, round(part, 6), len(last)))
+                quiet_until = index + most
+    assert [(e["step"], e["recomputed_share"], e["num_steps"]) for e in found] == expected

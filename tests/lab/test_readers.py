@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batchwright.errors import WorkloadError
 from batchwright.lab import load_workload
-from batchwright.lab.readers.reader import Reader
+from batchwright.lab.readers.reader import Reader, csv_rows
 from batchwright.lab.row import WorkloadRow
 from batchwright.request import SLO
 
@@ -263,3 +265,33 @@ def test_the_real_traces_are_read_whole(name, num, span_s, num_prompt, num_outpu
     assert workload.span_s == pytest.approx(span_s, abs=0.1)
     assert sum(r.num_prompt_tokens for r in workload.rows) == num_prompt
     assert sum(r.num_output_tokens for r in workload.rows) == num_output
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        ("1,2,3\r\n", ["1", "2", "3"]),
+        (" 1,, 3", [" 1", "", " 3"]),
+        ('"1,5",2,"say ""so"""\n', ["1,5", "2", 'say "so"']),
+        ("1,2,", ["1", "2", ""]),
+    ],
+)
+def test_cells_are_those_of_csv(line: str, cells: list[str]) -> None:
+    seen: list[dict[str, str]] = []
+
+    def make(fields: Any) -> WorkloadRow:
+        seen.append(dict(fields.values))
+        return WorkloadRow(0, 1, 1)
+
+    list(csv_rows(Path("t"), (1, "a,b,c\n"), iter([(2, line)]), make))
+    assert [*seen[0].values()] == cells
+
+
+def test_a_row_at_another_time_is_otherwise_the_same() -> None:
+    row = WorkloadRow(
+        5, 3, 2, prefix_ids=(1,), prefix_block_size=2, priority=4, slo=SLO(1.0), place="here", after=("x",)
+    )
+    moved = row.at(9)
+    assert moved == dataclasses.replace(row, arrival_ns=9) and (moved.place, row.arrival_ns) == ("here", 5)
+    with pytest.raises(WorkloadError, match="arrival_ns must be at least 0, not -1"):
+        row.at(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import WorkloadError
-from batchwright.lab import load_workload
+from batchwright.lab import load_workload, synthetic
 from batchwright.lab.lengths import Lengths
+from batchwright.lab.synthetic import SyntheticSpec
 
 
 def gaps(spec: str) -> np.ndarray:
@@ -148,3 +150,34 @@ def test_an_empty_specification_takes_the_defaults() -> None:
     workload = load_workload("synthetic:")
     assert len(workload) == 100
     assert workload.name == "synthetic:"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "rate=4,prompt=lognormal(512,0.8),output=uniform(16,128),burstiness=0.5,seed=1",
+        "rate=inf,prompt=zipf(1.2,4096),output=exponential(200,900),prefix=32,prefixes=7,clients=3",
+        "rate=3,burstiness=0.001,shape=onoff(10,20),prompt=uniform(1,70000)",
+        "rate=3,shape=ramp(1,5)",
+        "rate=3,shape=constant",
+    ],
+)
+def test_rows_are_the_same_however_many_are_drawn_at_once(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = SyntheticSpec.parse(f"synthetic:n=100,{spec}")
+    whole = list(drawn.draw())
+    monkeypatch.setattr(synthetic, "_CHUNK", 7)
+    assert list(drawn.draw()) == whole
+
+
+def test_rows_that_are_still_to_come_take_no_memory() -> None:
+    def held(num: int) -> int:
+        rows = SyntheticSpec.parse(f"synthetic:n={num},prompt=uniform(16,256),output=uniform(8,64)").draw()
+        next(rows)
+        tracemalloc.start()
+        rows = SyntheticSpec.parse(f"synthetic:n={num},prompt=uniform(16,256),output=uniform(8,64)").draw()
+        next(rows)
+        found, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return found
+
+    assert held(400_000) < held(20_000) + 100_000  # bytes; a column of numbers for each took 3 MB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -91,11 +91,43 @@ def draw_times(num: int, rate: float, burstiness: float, shape: Shape, rng: np.r
     are scaled so that seeds differ in pattern, not in load: both as ``vllm bench serve`` does.
     """
     if shape.kind == "constant":
-        share = np.arange(1, num + 1) / num
-    else:
-        gaps = rng.gamma(burstiness, size=num)
-        # A tiny shape can underflow every gap to 0; then all arrive at the end of the span, in one burst.
-        share = np.cumsum(gaps) / gaps.sum() if gaps.sum() > 0 else np.ones(num)
+        return _nanoseconds(np.arange(1, num + 1) / num, num, rate, shape)
+    gaps = rng.gamma(burstiness, size=num)
+    return _nanoseconds(_shares(np.cumsum(gaps), float(gaps.sum())), num, rate, shape)
+
+
+def draw_times_in_parts(
+    num: int, rate: float, burstiness: float, shape: Shape, rng: Callable[[], np.random.Generator], size: int
+) -> Iterator[NDArray[np.int64]]:
+    """The times of :func:`draw_times`, so many at once; all gaps are in memory only while they are added up.
+
+    Args:
+        num, rate, burstiness, shape: as there.
+        rng: makes the generator; the same each time.
+        size: times of each part but the last.
+    """
+    is_drawn = shape.kind != "constant"
+    total = float(rng().gamma(burstiness, size=num).sum()) if is_drawn else 0.0
+    drawn, before = rng(), 0.0
+    for first in range(0, num, size):
+        here = min(size, num - first)
+        if is_drawn:
+            gaps = drawn.gamma(burstiness, size=here)
+            gaps[0] += before
+            sums = np.cumsum(gaps)
+            before = float(sums[-1])
+            share = _shares(sums, total)
+        else:
+            share = np.arange(first + 1, first + here + 1) / num
+        yield _nanoseconds(share, num, rate, shape)
+
+
+def _shares(sums: NDArray[np.float64], total: float) -> NDArray[np.float64]:
+    # A tiny shape can underflow every gap to 0; then all arrive at the end of the span, in one burst.
+    return sums / total if total > 0 else np.ones(len(sums))
+
+
+def _nanoseconds(share: NDArray[np.float64], num: int, rate: float, shape: Shape) -> NDArray[np.int64]:
     if shape.kind in ("steady", "constant"):
         return np.rint(share * (num / rate * 1e9)).astype(np.int64)
     return np.rint(shape.times_s(np.minimum(share, 1.0), num / rate) * 1e9).astype(np.int64)

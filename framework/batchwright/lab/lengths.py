@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,9 +77,7 @@ class Lengths:
             low, high = map(int, self.values)
             return rng.integers(low, high + 1, size=num)
         if self.kind == "zipf":
-            exponent, top = self.values
-            weights = np.arange(1, int(top) + 1, dtype=np.float64) ** -exponent
-            return np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(num), side="right") + 1
+            return np.searchsorted(_zipf_shares(*self.values), rng.random(num), side="right") + 1
         return np.clip(np.rint(self._real(rng, num)), 1, self._top(_HIGHEST)).astype(np.int64)
 
     def draw_s(self, rng: np.random.Generator, num: int) -> NDArray[np.float64]:
@@ -105,6 +104,14 @@ class Lengths:
     def is_one(self) -> bool:
         """Whether it is always 1."""
         return self.kind == "fixed" and self.values == (1.0,)
+
+
+@lru_cache(maxsize=1)
+def _zipf_shares(exponent: float, top: float) -> NDArray[np.float64]:
+    """float64[top]: probability of each length or less."""
+    weights = np.arange(1, int(top) + 1, dtype=np.float64) ** -exponent
+    shares: NDArray[np.float64] = np.cumsum(weights) / weights.sum()
+    return shares
 
 
 def _valid(kind: str, values: tuple[float, ...]) -> bool:

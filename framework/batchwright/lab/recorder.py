@@ -173,10 +173,10 @@ class Recorder:
         """Keep all of them."""
         self._close_step()
         since, num, riding = self._start_ns, len(leap.requests), self._riding
-        ends = [end - since for end in leap.ends_ns]
+        ends = [end - since for end in leap.ends_ns] if since else leap.ends_ns
         num_steps, first = len(ends), leap.first_index
         riding.skip(riding.num_advances() - num_steps)
-        self.batches.extend([riding.sum_of_last()] * num_steps)
+        self.batches += array("Q", (riding.sum_of_last(),)) * num_steps
         if self._events or self.events:
             self._take_events()
         self._events = leap.events

@@ -7,7 +7,7 @@ leaves takes its part of them along: a step costs the same however many ride.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
@@ -93,9 +93,9 @@ class Riding:
             return (self._sum + self._gone) & _WORD
         return self._sum & _WORD
 
-    def add(self, times: Iterable[int]) -> None:
+    def add(self, times: Sequence[int]) -> None:
         """These are the ends of the next advances."""
-        self._times.extend(times)
+        self._times.fromlist(times if isinstance(times, list) else list(times))
         if self._left:
             self._give_left()
         if len(self._times) > _MANY:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from batchwright.errors import WorkloadError
 from batchwright.prompts import Prompt
@@ -77,12 +78,9 @@ class WorkloadRow:
     def __post_init__(self) -> None:
         if self.arrival_ns < 0:
             raise WorkloadError(f"arrival_ns must be at least 0, not {self.arrival_ns!r}")
-        for name in ("num_prompt_tokens", "num_output_tokens"):
-            number = getattr(self, name)
-            if number is None and self.prompt is None:
-                raise WorkloadError(f"a row without a prompt says its {name}")
-            if number is not None and number < 1:
-                raise WorkloadError(f"{name} must be at least 1, not {number!r}")
+        num_in, num_out = self.num_prompt_tokens, self.num_output_tokens
+        if num_in is None or num_in < 1 or num_out is None or num_out < 1:
+            self._check_lengths()
         if self.prompt is not None and self.prefix_ids:
             raise WorkloadError("prefix_ids make up a prompt, and this row has one: leave one of them out")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -95,6 +93,14 @@ class WorkloadRow:
             self._check_client()
         if self.answer is not None and self.prompt is None:
             raise WorkloadError("an answer is the text beside a prompt; a row with lengths has num_output_tokens")
+
+    def _check_lengths(self) -> None:
+        for name in ("num_prompt_tokens", "num_output_tokens"):
+            number = getattr(self, name)
+            if number is None and self.prompt is None:
+                raise WorkloadError(f"a row without a prompt says its {name}")
+            if number is not None and number < 1:
+                raise WorkloadError(f"{name} must be at least 1, not {number!r}")
 
     def _check_prefix(self) -> None:
         if not self.prefix_lengths:
@@ -123,7 +129,21 @@ class WorkloadRow:
 
     def later(self, by_ns: int) -> WorkloadRow:
         """The same, arriving by so much later."""
-        return replace(self, arrival_ns=self.arrival_ns + by_ns) if by_ns else self
+        return self.at(self.arrival_ns + by_ns) if by_ns else self
+
+    def at(self, arrival_ns: int) -> WorkloadRow:
+        """The same, arriving at this time; what was checked is not checked again, so it costs a third of ``replace``.
+
+        Raises:
+            WorkloadError: the time is below 0.
+        """
+        if arrival_ns < 0:
+            raise WorkloadError(f"arrival_ns must be at least 0, not {arrival_ns!r}")
+        row = object.__new__(WorkloadRow)
+        for set_value, value in zip(_SETTERS, _values(self), strict=True):
+            set_value(row, value)
+        _SETTERS[0](row, arrival_ns)
+        return row
 
     @property
     def think_ns(self) -> int:
@@ -144,6 +164,11 @@ class WorkloadRow:
             length = min(left, self.prefix_lengths[place] if self.prefix_lengths else self.prefix_block_size)
             yield prefix_id, length
             left -= length
+
+
+_NAMES = tuple(f.name for f in fields(WorkloadRow))
+_values = attrgetter(*_NAMES)
+_SETTERS = tuple(getattr(WorkloadRow, name).__set__ for name in _NAMES)
 
 
 def fields_in_hash() -> tuple[tuple[str, ...], tuple[tuple[str, object], ...]]:

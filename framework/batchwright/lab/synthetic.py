@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.errors import WorkloadError
-from batchwright.lab.arrival_times import STEADY, VALUES, Shape, draw_times, whole
+from batchwright.lab.arrival_times import STEADY, VALUES, Shape, draw_times, draw_times_in_parts, whole
 from batchwright.lab.dialogues import Unit, unit_rows
 from batchwright.lab.key_values import key_values
 from batchwright.lab.lengths import Lengths
@@ -128,30 +128,23 @@ class SyntheticSpec:
     def _stream(self, place: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, place])
 
+    def _pairs(self) -> Ints | None:
+        return np.array(_lengths_of(Path(self.lengths)), dtype=np.int64) if self.lengths is not None else None
+
     def _times(self) -> Ints:
         return draw_times(self.n, self.rate, self.burstiness, self.shape, self._stream(0))
 
-    def _draw_lengths(self, num: int) -> tuple[Ints, Ints]:
-        if self.lengths is None:
-            return self.prompt.draw(self._stream(1), num), self.output.draw(self._stream(2), num)
-        pairs = np.array(_lengths_of(Path(self.lengths)), dtype=np.int64)
-        drawn = pairs[self._stream(1).integers(len(pairs), size=num)]
+    def _draw_lengths(
+        self, num: int, first: np.random.Generator, second: np.random.Generator, pairs: Ints | None
+    ) -> tuple[Ints, Ints]:
+        """The next so many: of two streams, or of these pairs."""
+        if pairs is None:
+            return self.prompt.draw(first, num), self.output.draw(second, num)
+        drawn = pairs[first.integers(len(pairs), size=num)]
         return drawn[:, 0], drawn[:, 1]
 
     def _draw_singles(self) -> Iterator[WorkloadRow]:
-        prompts, outputs = self._draw_lengths(self.n)
-        columns = (
-            self._times(),
-            prompts + self.prefix,
-            outputs,
-            self._stream(3).integers(self.prefixes, size=self.n),
-            self._stream(4).integers(self.clients, size=self.n),
-        )
-        rows = chain.from_iterable(
-            zip(*(column[start : start + _CHUNK].tolist() for column in columns), strict=True)
-            for start in range(0, self.n, _CHUNK)
-        )
-        for arrival, prompt, output, prefix, client in rows:
+        for arrival, prompt, output, prefix, client in chain.from_iterable(self._draw_columns()):
             yield WorkloadRow(
                 arrival_ns=arrival,
                 num_prompt_tokens=prompt,
@@ -162,6 +155,19 @@ class SyntheticSpec:
                 client_id=self._client(client),
             )
 
+    def _draw_columns(self) -> Iterator[Iterator[tuple[int, ...]]]:
+        """Time, prompt, output, prefix and client of each, some at a time: millions are never held."""
+        first, second, third, fourth = (self._stream(place) for place in range(1, 5))
+        pairs = self._pairs()
+        for times in draw_times_in_parts(
+            self.n, self.rate, self.burstiness, self.shape, lambda: self._stream(0), _CHUNK
+        ):
+            num = len(times)
+            prompts, outputs = self._draw_lengths(num, first, second, pairs)
+            prefixes, clients = third.integers(self.prefixes, size=num), fourth.integers(self.clients, size=num)
+            columns = (times, prompts + self.prefix, outputs, prefixes, clients)
+            yield zip(*(column.tolist() for column in columns), strict=True)
+
     def _client(self, number: int) -> str | None:
         return f"c{number}" if self.clients > 1 else self.client
 
@@ -171,7 +177,9 @@ class SyntheticSpec:
         stages = (self.turns if in_sessions else self.calls).draw(self._stream(5), self.n)
         num_rows = stages if in_sessions else np.where(stages > 2, 2 + (stages - 2) * self.width, stages)
         total = int(num_rows.sum())
-        prompts, outputs = (column.tolist() for column in self._draw_lengths(total))
+        prompts, outputs = (
+            c.tolist() for c in self._draw_lengths(total, self._stream(1), self._stream(2), self._pairs())
+        )
         waits = (self.think if in_sessions else self.tool).draw_s(self._stream(6), total).tolist()
         times = self._times().tolist()
         prefixes = self._stream(3).integers(self.prefixes, size=self.n).tolist()

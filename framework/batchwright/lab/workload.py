@@ -112,7 +112,7 @@ class Workload:
             )
         if speedup == 1:
             return self
-        rows = self._each(lambda row: replace(row, arrival_ns=round(row.arrival_ns / speedup)))
+        rows = self._each(lambda row: row.at(round(row.arrival_ns / speedup)))
         return replace(self, rows=rows, speedup=self.speedup * speedup)
 
     def at_rate(self, rate: float) -> Workload:
@@ -180,7 +180,7 @@ class Workload:
 
     def _cut(self, rows: tuple[WorkloadRow, ...] | list[WorkloadRow], since: int | None = None) -> Workload:
         since = rows[0].arrival_ns if since is None else since
-        kept = without_strangers(replace(row, arrival_ns=row.arrival_ns - since) for row in rows)
+        kept = without_strangers(row.at(row.arrival_ns - since) for row in rows)
         return replace(self, rows=kept)
 
     def held(self) -> tuple[WorkloadRow, ...]:
