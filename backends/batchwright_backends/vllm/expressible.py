@@ -28,6 +28,7 @@ def check_config(config: VllmConfig) -> None:
         "speculative decoding: leave --speculative-config out": config.speculative_config is not None,
         "a KV connector: leave --kv-transfer-config out": config.kv_transfer_config is not None,
         "an encoder connector: leave --ec-transfer-config out": config.ec_transfer_config is not None,
+        "pooling models": config.model_config.runner_type != "generate",
         "diffusion models": config.model_config.is_diffusion,
         "vLLM's own priorities: leave --scheduling-policy out, the policy here orders requests": str(scheduler.policy)
         != "fcfs",

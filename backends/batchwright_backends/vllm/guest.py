@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
+    from batchwright.request import Request
+
 logger = logging.getLogger("vllm.batchwright")
 
 _NEVER_NS = 1 << 62
@@ -59,7 +61,8 @@ class GuestMixin:
         num_fallbacks: steps that were not made as the policy wanted, by cause: ``raised`` (it broke a rule or raised),
             ``late`` (it took too long), ``inexpressible`` (vLLM cannot be made to do what it wanted), ``idle`` (it
             wanted nothing though somebody could run), which are made in vLLM's own order; ``otherwise`` (vLLM did
-            something else than was planned, for a reason of its own, such as a limit on adapters).
+            something else than was planned, for a reason of its own, such as a limit on adapters). Under ``fields``
+            requests are counted that said for the policy what cannot be, and are taken as if they had said nothing.
         num_faults: faults of observers.
         num_steps: steps that were made.
         num_unasked: steps of them for which a stationary policy was not asked.
@@ -97,7 +100,7 @@ class GuestMixin:
             Watchdog(most_ms / 1e3, active.slots.values()) if most_ms is not None else nullcontext()
         )
         self._observers = Observers(self.decisions, self._watch)
-        self._repeats = active.stationary and self.decisions.policy_alone and not self._observers.want_every_step
+        self._bind()
         self._still = self._failed = False
         self._most_decodes = min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
         self._start_ns = time.perf_counter_ns()
@@ -124,14 +127,24 @@ class GuestMixin:
         is_new = request.request_id not in me.requests
         super().add_request(request)  # type: ignore[misc]
         self._still = False
-        if is_new and request.resumable:
+        if not is_new:
+            return
+        if request.resumable or request.prompt_token_ids is None or request.sampling_params is None:
             self._shadow.strange[request.request_id] = request
-        elif is_new:
-            ours = translate(request, self._now(), trusted=self._own.trust_requests, key=self._own.key)
+        else:
+            ours = self._translate(request)
             guest = Guest(request, ours, self._num_arrived, self._pool.table, self._shadow.riding)
             self._num_arrived += 1
             self._shadow.arrive(guest)
             self._observers.tell("request_arrived", guest)
+
+    def _translate(self, request: VllmRequest) -> Request:
+        """As policies see it: vLLM has it already, so what it says that cannot be is left out."""
+        try:
+            return translate(request, self._now(), trusted=self._own.trust_requests, key=self._own.key)
+        except (BatchwrightError, TypeError, ValueError) as error:
+            self._note("fields", f"what request {request.request_id!r} says for the policy is not heard: {error}")
+            return translate(request, self._now(), trusted=False)
 
     def _free_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
         """It has ended, one way or another."""
@@ -186,6 +199,9 @@ class GuestMixin:
     def _goes_on(self, me: Any) -> bool:
         """Whether a stationary policy would let all decodes go on and nobody in, and vLLM evicts nobody."""
         num, shadow = len(me.running), self._shadow
+        decisions = self.decisions
+        if decisions.step_started is not self._bound[0] or decisions.step_finished is not self._bound[1]:
+            self._bind()
         if (
             not self._repeats
             or self._failed
@@ -194,10 +210,16 @@ class GuestMixin:
             or shadow.strange
             or me.deferred_waiting
             or num * self._pool.num_groups > self._pool.num_free()
-            or not self.decisions.neutral.stationary
+            or not decisions.neutral.stationary
         ):
             return False
         return not shadow.waiting or (self._still and not self._pool.may_find_more(shadow.residents))
+
+    def _bind(self) -> None:
+        """Look at policy and observers again; one was registered."""
+        decisions = self.decisions
+        self._bound = decisions.step_started, decisions.step_finished
+        self._repeats = decisions.policy.stationary and decisions.policy_alone and not self._observers.want_every_step
 
     def _go_on(self, schedule: Any, args: Any, kwargs: Any) -> SchedulerOutput:
         self.num_steps += 1

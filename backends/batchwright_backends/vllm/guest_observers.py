@@ -28,14 +28,17 @@ class Observers:
 
     Attributes:
         num_faults: of observers; each is ignored.
-        keep_steps: somebody wants to be told of the end of each step.
     """
 
     def __init__(self, decisions: Decisions, watch: AbstractContextManager[None]) -> None:
         self._decisions = decisions
         self._watch = watch
         self.num_faults = 0
-        self.keep_steps = bool(decisions.step_finished)
+
+    @property
+    def keep_steps(self) -> bool:
+        """Somebody wants to be told of the end of each step."""
+        return bool(self._decisions.step_finished)
 
     @property
     def want_every_step(self) -> bool:

@@ -17,8 +17,8 @@ class Shadow:
 
     Attributes:
         guests: unfinished requests by id.
-        strange: those that the policy is not shown, by id: their inputs come bit by bit, and they come and go by
-            themselves.
+        strange: those that the policy is not shown, by id, and that come and go by themselves: their inputs come bit by
+            bit, or are embeddings.
         waiting, residents, prefilling: as of a step; who waits for a grammar is in none of them.
         evicted: since the last step.
         left: who ended since the last step was told.

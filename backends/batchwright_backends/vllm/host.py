@@ -36,6 +36,7 @@ from batchwright_backends.vllm.settings import SECTION, read_settings
 from batchwright_backends.vllm.told import Told
 from batchwright_backends.vllm.traffic import OBSERVE, is_observing, record_traffic
 from batchwright_backends.vllm.translation import hidden_length, repetition_check, translate
+from batchwright_backends.vllm.versions import check_version
 from batchwright_backends.vllm.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         include_finished_set: bool = False,
         log_stats: bool = False,
     ) -> None:
+        check_version()
         check_config(vllm_config, kv_cache_config, block_size, hash_block_size or block_size)
         self._settings, values = read_settings(vllm_config.additional_config)
         if is_observing(values):

@@ -46,7 +46,7 @@ SURFACES = (
     Surface(
         ADAPTERS, "vllm.config", "SchedulerConfig", ("async_scheduling", "enable_chunked_prefill", "scheduler_cls")
     ),
-    Surface(ADAPTERS, "vllm.config", "ModelConfig", ("max_model_len", "is_diffusion")),
+    Surface(ADAPTERS, "vllm.config", "ModelConfig", ("max_model_len", "is_diffusion", "runner_type")),
     Surface(ADAPTERS, "vllm.config", "ParallelConfig", ("data_parallel_size",)),
     Surface(ADAPTERS, f"{_SCHEDULING}.interface", "PauseState", ("UNPAUSED",)),
     Surface(

@@ -16,7 +16,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore
 from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
-from backends.vllm.guest_policies import Blind, Cuts, Hangs, Idle, Noted, Offers, Raises, Slow
+from backends.vllm.guest_policies import Blind, Cuts, Hangs, Idle, Late, Noted, Offers, Raises, Slow
 from backends.vllm.test_host import Run, answer, check_answers, load, offer, stock
 from batchwright import Policy
 from batchwright.errors import ConfigError
@@ -398,3 +398,43 @@ def test_a_block_that_a_decode_fills_lets_in_who_waits_for_it() -> None:
     assert other.workers.steps == one.workers.steps
     assert [i for i, step in enumerate(other.workers.steps) if "b" in step] == [4]
     assert other.core.num_unasked > 0
+
+
+def test_what_a_request_cannot_say_is_not_heard(caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM has taken it before anybody looks, so it is served all the same, and nobody falls."""
+    run = guest("vtc", 200, 4, 40, trust_requests=True)
+    rows = [("r0", [3] * 20, 5, 0, True), ("r1", [4] * 20, 5, 0, True), ("r2", [5] * 20, 5, 0, True)]
+    for row, said in zip(rows, ({"weight": -1}, {"wait": 3}, {"deadline_s": "soon"}), strict=True):
+        name, prompt, most, _, _ = row
+        extra = {f"batchwright_{key}": value for key, value in said.items()}
+        run.add(name, prompt, most, ignore_eos=True, extra_args=extra)
+    assert run.core.num_fallbacks == {"fields": 3}
+    assert "what request 'r1' says for the policy is not heard" in caplog.text
+    run.finish()
+    check_answers(run, rows)
+
+
+def test_prompts_that_are_embeddings_are_not_shown_to_the_policy() -> None:
+    import torch
+    from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
+
+    run = guest("vtc", 200, 4, 40)
+    params = run.add("tokens", [3] * 20, 5, ignore_eos=True).sampling_params
+    run.core.add_request(VllmRequest("embeddings", None, params, None, prompt_embeds=torch.zeros(9, 64)))
+    assert list(run.core._shadow.strange) == ["embeddings"] and list(run.core._shadow.guests) == ["tokens"]
+    run.core.finish_requests("embeddings", RequestStatus.FINISHED_ABORTED)
+    assert not run.core._shadow.strange
+    run.finish()
+    check_answers(run, [("tokens", [3] * 20, 5, 0, True)])
+
+
+def test_who_wants_every_step_is_told_of_it_whenever_he_came() -> None:
+    run = guest("vllm_v1", 200, 4, 400)
+    offer(run, ("r0", [3] * 20, 30, 0, True))
+    for _ in range(5):
+        run.step()
+    assert run.core.num_unasked > 0
+    before, late = run.core.num_unasked, Late()
+    run.core.decisions.register(late, "late")
+    run.finish()
+    assert run.core.num_unasked == before and late.steps == 25
