@@ -469,7 +469,8 @@ def reproduction(name: str) -> str:
         f"{head}:\n\n" + "".join(f"- {sentence}\n" for sentence in found[key])
         for key, head in (("setup", "Setup"), ("same", "As in the source"), ("other", "Not as in the source"))
     ]
-    return "\n".join([*lists, figures, claims])
+    ran = f"All runs on {found['date']}, at commit `{found['commit'][:12]}`, with {found['seeds']} seeds.\n"
+    return "\n".join([*lists, ran, figures, claims])
 
 
 def makers() -> dict[str, Callable[[], str]]:

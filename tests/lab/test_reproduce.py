@@ -76,6 +76,15 @@ def test_what_is_committed_is_whole(name: str) -> None:
     assert not re.search(r'"/|[ =(]/\w+/', json.dumps(found))  # no path of the machine that it ran on
 
 
+def test_what_is_committed_is_of_one_run_of_committed_code() -> None:
+    found = [json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in SCRIPTS]
+    (one,) = {result["commit"] for result in found}
+    assert re.fullmatch("[0-9a-f]{40}", one)  # with files that differ it would end in -dirty
+    assert len({result["date"] for result in found}) <= 2  # a run may go past midnight
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert text.count(f"at commit `{one[:12]}`") == len(SCRIPTS)
+
+
 def test_nothing_is_written_by_a_quick_look(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
