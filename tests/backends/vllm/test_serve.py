@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +16,7 @@ pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make che
 pytest.importorskip("openai", reason="needs the client: pip install openai")
 
 from backends.vllm.live import Server, additional, serving
+from batchwright_backends.vllm.trusted import SECRET
 
 if not os.environ.get("BATCHWRIGHT_REAL_VLLM"):
     pytest.skip("minutes long: make check-vllm", allow_module_level=True)
@@ -27,6 +29,12 @@ ADAPTERS = {
     "guest": ("--scheduler-cls", "batchwright_backends.vllm.scheduler"),
 }
 """Options that put our policy in; the guest's base is vLLM's asynchronous scheduler, since that is vLLM's default."""
+
+MIDDLEWARE = "batchwright_backends.vllm.middleware.TrustedFields"
+TRUSTED = {
+    "headers": {"client_id": "X-Client"},
+    "api_keys": {f"sha256:{hashlib.sha256(b'sk-bob').hexdigest()}": {"client_id": "bob", "slo_class": "gold"}},
+}
 
 MOODY = """
 import time
@@ -76,8 +84,9 @@ def live(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "moody.py").write_text(MOODY)
     (folder / "mood").write_text("well")
-    section = {"policy": f"{folder}/moody.py:Moody", "max_policy_ms": 100}
-    with serving(folder, *ADAPTERS[request.param], *additional(section)) as server:
+    section = {"policy": f"{folder}/moody.py:Moody", "max_policy_ms": 100, "trusted": TRUSTED}
+    options = (*ADAPTERS[request.param], *additional(section), "--middleware", MIDDLEWARE)
+    with serving(folder, *options, env={SECRET: "nobody knows it, really"}) as server:
         yield Live(server, folder, request.param)
 
 
@@ -147,3 +156,23 @@ def test_series_tell_what_happens(live: Live) -> None:
     assert server.total("batchwright_time_to_first_token_seconds_sum") > 0
     [said] = [said for said, value in server.series("batchwright_policy_info", adapter=live.adapter).items() if value]
     assert said.endswith("policy=Moody") and said.startswith("parameters=")
+
+
+def test_whose_requests_they_are_is_not_for_bodies_to_say(live: Live) -> None:
+    server, series = live.server, "batchwright_service_tokens_total"
+    lies = {"vllm_xargs": {"batchwright_client_id": "mallory", "batchwright_slo_class": "gold"}}
+
+    def served() -> dict[str, float]:
+        server.check_empty()
+        return server.series(series, kind="output")
+
+    before, golden = served(), server.total("batchwright_queue_time_seconds_count", **{"class": "gold"})
+    said = [
+        server.ask(PROMPTS[:1], extra_body=lies),
+        server.ask(PROMPTS[1:2], extra_body=lies, extra_headers={"X-Client": "alice"}),
+        server.ask(PROMPTS[2:3], extra_body=lies, api_key="sk-bob"),
+    ]
+    assert [texts[0] for texts in said] == stock()[0][:3]
+    new = {client: num - before.get(client, 0) for client, num in served().items()}
+    assert set(new) == {"client=", "client=alice", "client=bob"} and all(num > 5 for num in new.values())
+    assert server.total("batchwright_queue_time_seconds_count", **{"class": "gold"}) == golden + 1
