@@ -43,6 +43,8 @@ from batchwright.step import Step
 from batchwright.step_end import StepEnd
 from batchwright.unshared_blocks import UnsharedBlocks
 
+_UNREAD = StepResult((), 0)
+
 
 class Scheduler:
     """Queues, KV blocks and budgets under one policy. Usable alone, without engine or backend.
@@ -346,8 +348,11 @@ class Scheduler:
                     self.blocks.unregister(block)
         self._batch = None
         self._step_end.advance(step, over)
-        given = token_ids if type(token_ids) is list else list(ids)
-        self._step_end.tell(step, over, StepResult(given, now - step.now, failed or {}, logprobs))
+        if over or self._hooks.step_finished:
+            given = token_ids if type(token_ids) is list else list(ids)
+            self._step_end.tell(step, over, StepResult(given, now - step.now, failed or {}, logprobs))
+        else:  # nobody reads it
+            self._step_end.tell(step, over, _UNREAD)
         return step
 
     @property
