@@ -406,11 +406,18 @@ class Roster:
 
     def fill(self, requests: Iterable[Request], fresh: dict[Request, list[int]]) -> None:
         """These fill their last block with this step: register it, into ``fresh``; the step after may need another."""
-        size, register = self._size, self._register
+        size, register, steps, memory = self._size, self._register, self.steps, self._bytes
+        in_ring = size <= _HALF and self._last_deferred == _NEVER
         for request in requests:
-            length = self.steps + request._offset
-            if length // size > request._num_registered:
-                fresh[request] = register(request, self.block_tokens(request))
+            length, first = steps + request._offset, request._num_registered * size
+            if length >= first + size:
+                start = (first - request._offset) % RECENT
+                if in_ring and first >= request._entry and start + size <= RECENT:  # as ``block_tokens``, most often
+                    at = (request._row * _ROW + start) * _BYTES
+                    tokens = memory[at : at + size * _BYTES].tobytes()
+                else:
+                    tokens = self.block_tokens(request)
+                fresh[request] = register(request, tokens)
             if length == request._room:
                 self._growing_next[request] = None
 
