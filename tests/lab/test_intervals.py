@@ -10,11 +10,12 @@ import pytest
 
 from batchwright.errors import ConfigError
 from batchwright.lab.family import LEVEL, PRIMARY, Family, share_of
-from batchwright.lab.interval import Floats, interval_of_draws, interval_of_seeds
+from batchwright.lab.interval import Floats, Interval, interval_of_draws, interval_of_seeds
 from batchwright.lab.metrics import METRICS
 from batchwright.lab.shown import SHOWN
 from batchwright.lab.student import t_quantile
-from batchwright.lab.wording import percent
+from batchwright.lab.verdict import NOT_SHOWN, Verdict
+from batchwright.lab.wording import percent, size
 
 # Student's t -------------------------------------------------------------------------------------------------------
 
@@ -90,6 +91,15 @@ def test_an_interval_past_all_use_is_a_number_still() -> None:
     assert 1e6 < found.high == found.relative_high < math.inf
     assert percent(found.relative_high) == ">+10,000"
     assert percent(found.low) == "-100"
+    assert percent(math.expm1(math.log(2))) == percent(0.9999) == "+100"
+
+
+def test_an_end_that_says_nothing_is_short_in_every_unit() -> None:
+    metric = METRICS["longest_wait"]
+    interval = Interval(-8.0, 3_900_970_745_651.9, -0.99, 4.8e8, 0.99)
+    verdict = Verdict("two", metric.name, 8.0, 5.0, -3.0, interval, NOT_SHOWN)
+    assert size(METRICS["num_preemptions"], verdict) == "[-8, >+800]"
+    assert size(metric, verdict) == "[-99.0%, >+10,000%]"
 
 
 def test_a_statistic_that_is_undefined_in_many_draws_has_no_interval() -> None:

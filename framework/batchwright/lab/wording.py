@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchwright.lab.interval import Interval
 from batchwright.lab.metrics import Metric
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
 
@@ -29,7 +30,7 @@ def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> s
     found = verdict.interval if interval else None
     if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
         one, unit = _change(metric, verdict.difference), ""
-        said = [] if found is None else [_change(metric, end) for end in (found.low, found.high)]
+        said = [] if found is None else [_change(metric, found.low), _highest(metric, found, verdict.base)]
     else:
         one, unit = f"{percent(verdict.relative)}%", "%"
         ends = (None, None) if found is None else (found.relative_low, found.relative_high)
@@ -38,6 +39,13 @@ def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> s
         return one
     # Where nothing is shown, the interval is all there is to say: a single size would be read as one.
     return f"[{said[0]}{unit}, {said[1]}{unit}]" if verdict.words == NOT_SHOWN else f"{one} [{said[0]}, {said[1]}]"
+
+
+def _highest(metric: Metric, found: Interval, base: float | int | None) -> str:
+    """The upper end; of more than a hundred times the first arm's value only that it is that."""
+    if base is None or found.relative_high is None or found.relative_high <= _MOST:
+        return _change(metric, found.high)
+    return f">{_change(metric, _MOST * base)}"
 
 
 def _change(metric: Metric, by: float) -> str:
@@ -49,4 +57,4 @@ def percent(share: float) -> str:
     """A signed share in percent, without the sign for it; of more than a hundred times only that it is that."""
     if share > _MOST:
         return f">{100 * _MOST:+,.0f}"
-    return f"{100 * share:+.{0 if abs(share) >= 1 else 1}f}"
+    return f"{100 * share:+.{0 if abs(round(share, 3)) >= 1 else 1}f}"
