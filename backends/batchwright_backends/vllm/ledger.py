@@ -134,14 +134,17 @@ class Ledger:
             end_ns: when the results were there.
             scheduler: gives counts of who is left, and the use of its blocks.
         """
-        end, entries = end_ns - self.start_ns, self.entries
+        end, find = end_ns - self.start_ns, self.entries.get
         for some in outputs:
             for one in some.outputs:
-                entry = entries.get(one.request_id)
+                entry = find(one.request_id)
                 if entry is None:
                     continue
-                for _ in one.new_token_ids:
+                if len(one.new_token_ids) == 1:  # as nearly always
                     entry.add(end)
+                else:
+                    for _ in one.new_token_ids:
+                        entry.add(end)
                 if one.finish_reason is not None:
                     self._end(entry, str(one.finish_reason), end)
         while self._under_way:

@@ -29,6 +29,7 @@ SIZES = {
 }
 ON_VLLM = ["--backend", "vllm:smollm2-135m", *(part for n, v in SIZES.items() for part in ("--set", f"{n}={v}"))]
 LOAD = "synthetic:rate=20,n=12,prompt=uniform(20,150),output=uniform(4,24),prefix=32"
+CROWD = "synthetic:rate=200,n=10,prompt=uniform(20,150),output=uniform(30,60),prefix=32"
 
 RECORDS = """
 import sys
@@ -95,7 +96,7 @@ def test_decisions_of_our_scheduler_in_vllm_replay(tmp_path: Path) -> None:
     """A pool that 6 requests do not fit in, so residents are evicted; clients give up; the recording is exact."""
     file, out = tmp_path / "decisions.jsonl.gz", tmp_path / "run.json"
     batchwright(
-        *("run", "vtc", *ON_VLLM, "--set", "num_blocks=17", "--workload", LOAD, "--record", str(file)),
+        *("run", "vllm_v1", *ON_VLLM, "--set", "num_blocks=17", "--workload", CROWD, "--record", str(file)),
         *("--rule", "share=0.2: abort_after_tokens=3", "--json", str(out)),
     )
     (run,) = json.loads(out.read_text())["runs"]

@@ -118,9 +118,11 @@ def start(config: EngineConfig, options: VllmOptions, limits: Limits) -> Started
         "additional_config": {SECTION: section},
     }
     given = {name: value for name, value in given.items() if value is not None}
+    if "use_tqdm_on_load" in known:  # progress is the lab's to show
+        given["use_tqdm_on_load"] = False
     try:
         engine = LLMEngine.from_engine_args(
-            EngineArgs(**given, async_scheduling=options.async_scheduling, **options.engine_args)
+            EngineArgs(**{**given, **options.engine_args}, async_scheduling=options.async_scheduling)
         )
     except BatchwrightError:
         raise
