@@ -25,5 +25,5 @@ class Observe(VllmV1):
             "elsewhere: whose blocks are taken, as vllm_v1": "preemption",
         },
         deviations=("outside vLLM, those of vllm_v1",),
-        evidence={"decisions replayed": "those of vllm_v1"},
+        evidence={"property tested": "outside vLLM it decides as vllm_v1 in every step, on random loads"},
     )

@@ -425,7 +425,7 @@ def test_a_file_of_another_version_or_kind_is_refused() -> None:
 REQUEST_FIELDS = """
 request_id client_id priority arrival_s first_scheduled_s token_times_s finish_s num_prompt_tokens num_output_tokens
 num_cached_tokens num_recomputed_tokens num_preemptions slo status finish_reason error replica
-weight slo_class preempted_s resumed_s
+weight slo_class preempted_s resumed_s session_id program_id
 """
 STEP_FIELDS = """
 index start_s end_s num_prefill_tokens num_decodes num_preempted num_waiting num_running free_blocks replica
@@ -444,7 +444,7 @@ def test_json_has_the_fields_of_the_schema() -> None:
 def test_what_records_of_before_lack_has_a_default() -> None:
     record = run_arm(config(), load_workload("synthetic:n=2,prompt=10,output=3"), backend=Machine())
     value = json.loads(record.dumps())
-    for name in ("weight", "slo_class", "preempted_s", "resumed_s"):
+    for name in ("weight", "slo_class", "preempted_s", "resumed_s", "session_id", "program_id"):
         for one in value["requests"]:
             del one[name]
     for one in value["steps"]:
