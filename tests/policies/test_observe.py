@@ -12,7 +12,7 @@ from policies.drive import heavy_tail, run
 @pytest.mark.parametrize("seed", range(5))
 def test_it_decides_as_vllm_v1(seed: int) -> None:
     """In a pool so small that residents are evicted."""
-    outcomes = [run(policy, heavy_tail(40, seed, rate=20.0), P=40) for policy in (Observe(), VllmV1())]
+    outcomes = [run(policy, heavy_tail(40, seed, rate=20.0, long=80), P=20) for policy in (Observe(), VllmV1())]
     observed, stock = outcomes
     assert observed.batches == stock.batches
     assert observed.evictions == stock.evictions
