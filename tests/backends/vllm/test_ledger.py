@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make che
 
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
+from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+from vllm.v1.request import Request, RequestStatus  # pyright: ignore[reportMissingImports]
 
 from backends.vllm.test_host import BLOCK, POLICIES, Run, load, ours, stock
 from batchwright import EngineConfig
@@ -207,6 +209,31 @@ def test_traffic_is_recorded_under_every_adapter(kind: type[Vllm], policy: str, 
     assert workload.held()[0].prefix_block_size == BLOCK
     record = run_arm(EngineConfig(policy="stall_free", block_size=BLOCK, num_blocks=200), workload)
     assert [r.num_output_tokens for r in record.requests] == [row[2] for row in rows]
+
+
+@pytest.mark.parametrize("kind", [type(host("vtc", 20, BLOCK, 4, 40)), Chosen])
+@pytest.mark.parametrize("trusted", [True, False])
+def test_sessions_and_programs_are_recorded_as_hashes(trusted: bool, kind: type[Vllm], tmp_path: Path) -> None:
+    """Who belongs together still does. What requests say of themselves counts where they are trusted, and vLLM's own
+    session always."""
+    run = recording(kind, tmp_path, policy="vtc", trust_requests=trusted)
+    for i in range(4):
+        said = {"batchwright_session_id": f"chat-{i % 2}", "batchwright_program_id": "agent-7"} if i < 3 else {}
+        params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, extra_args=said)
+        hasher = run.peer._hasher
+        prompt = list(range(20 + i, 40))
+        run.core.add_request(Request(f"r{i}", prompt, params, None, block_hasher=hasher, session_id="their-own"))
+    run.finish()
+    run.core.shutdown()
+    rows = load_workload(tmp_path).held()
+    sessions, programs = [row.session_id for row in rows], [row.program_id for row in rows]
+    if trusted:
+        assert sessions[0] == sessions[2] and len(set(sessions)) == 3
+        assert programs[0] == programs[1] == programs[2] != programs[3] is None
+    else:
+        assert len(set(sessions)) == 1 and set(programs) == {None}
+    hashes = {*sessions, *programs} - {None}
+    assert all(re.fullmatch("[0-9a-f]{16}", str(name)) for name in hashes)
 
 
 def test_recorded_prefixes_are_shared_in_the_simulator_as_they_were(tmp_path: Path) -> None:
