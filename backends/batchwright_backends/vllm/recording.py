@@ -81,21 +81,8 @@ class Recording(Ledger):
 
     def begin(self, request: Any, now_ns: int) -> RequestRecord:
         """See :class:`Ledger`."""
-        return RequestRecord(
-            request_id=request.request_id,
-            client_id=None,
-            priority=request.priority,
-            arrival_ns=now_ns - self.start_ns,
-            first_scheduled_ns=None,
-            token_times_ns=array("q"),
-            finish_ns=None,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=0,
-            num_cached_tokens=0,
-            num_recomputed_tokens=0,
-            num_preemptions=0,
-            slo=None,
-            status="unfinished",
+        return RequestRecord.begin(
+            request.request_id, now_ns - self.start_ns, request.num_prompt_tokens, priority=request.priority
         )
 
     def arrived(self, request: Any) -> None:

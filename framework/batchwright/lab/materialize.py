@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from batchwright.backend import Backend
 from batchwright.errors import InvalidRequestError, WorkloadError
 from batchwright.lab.prompts import Prompts
+from batchwright.lab.records import RequestRecord
 from batchwright.lab.row import WorkloadRow
 from batchwright.lab.workload import Workload
 from batchwright.prompts import tokenized
@@ -44,6 +45,22 @@ class Offer(NamedTuple):
         """Output tokens that are asked for: the true length, cut by a shorter limit; else the limit."""
         most = self.request.max_tokens
         return most if self.num_output_tokens is None else min(self.num_output_tokens, most)
+
+    def begin_record(self, arrival_ns: int) -> RequestRecord:
+        """Its record, from its arrival on, in nanoseconds of the run."""
+        request = self.request
+        return RequestRecord.begin(
+            request.request_id,
+            arrival_ns,
+            request.num_prompt_tokens,
+            client_id=request.client_id,
+            priority=request.priority,
+            slo=request.slo,
+            weight=request.weight,
+            slo_class=self.row.slo_class,
+            session_id=request.session_id,
+            program_id=request.program_id,
+        )
 
 
 def parse_declared(declared: str | int) -> str | int:

@@ -83,27 +83,7 @@ class Recorder:
             self.offered.append(offered)
         else:
             self._stream.offered(offered)
-        record = RequestRecord(
-            request_id=request.request_id,
-            client_id=request.client_id,
-            priority=request.priority,
-            arrival_ns=arrival_ns,
-            first_scheduled_ns=None,
-            token_times_ns=array("q"),
-            finish_ns=None,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=0,
-            num_cached_tokens=0,
-            num_recomputed_tokens=0,
-            num_preemptions=0,
-            slo=request.slo,
-            status="unfinished",
-            weight=request.weight,
-            slo_class=_slo_class(request),
-            session_id=request.session_id,
-            program_id=request.program_id,
-        )
-        self._records[request.request_id] = record
+        self._records[request.request_id] = offer.begin_record(arrival_ns)
 
     def refuse(self, request: Request, error: Exception) -> None:
         """The engine did not take this request."""
@@ -363,11 +343,6 @@ def _lost_times(record: RequestRecord) -> str | None:
         f"request {record.request_id} has {record.num_output_tokens} output tokens and "
         f"{len(record.token_times_ns)} token times: the recorder missed a step (see the engine's faults)"
     )
-
-
-def _slo_class(request: Request) -> str | None:
-    given = request.extra.get("slo_class")
-    return None if given is None else str(given)
 
 
 def _status(reason: str) -> Status:

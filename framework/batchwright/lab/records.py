@@ -117,6 +117,43 @@ class RequestRecord:
     session_id: str | None = None
     program_id: str | None = None
 
+    @classmethod
+    def begin(
+        cls,
+        request_id: str,
+        arrival_ns: int,
+        num_prompt_tokens: int,
+        *,
+        client_id: str | None = None,
+        priority: int = 0,
+        slo: SLO | None = None,
+        weight: float = 1.0,
+        slo_class: str | None = None,
+        session_id: str | None = None,
+        program_id: str | None = None,
+    ) -> RequestRecord:
+        """Of a request that has just arrived: nothing has become of it yet."""
+        return cls(
+            request_id=request_id,
+            client_id=client_id,
+            priority=priority,
+            arrival_ns=arrival_ns,
+            first_scheduled_ns=None,
+            token_times_ns=array("q"),
+            finish_ns=None,
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=0,
+            num_cached_tokens=0,
+            num_recomputed_tokens=0,
+            num_preemptions=0,
+            slo=slo,
+            status="unfinished",
+            weight=weight,
+            slo_class=slo_class,
+            session_id=session_id,
+            program_id=program_id,
+        )
+
     @property
     def arrival_s(self) -> float:
         """When it arrived, in seconds."""

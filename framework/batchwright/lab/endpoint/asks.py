@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -213,25 +212,7 @@ class Asks:
 
 def begin_record(offer: Offer, arrival_ns: int) -> RequestRecord:
     """The record of a request of which nothing is known yet."""
-    request = offer.request
-    unread = isinstance(offer.row.prompt, Unread)
-    return RequestRecord(
-        request_id=request.request_id,
-        client_id=request.client_id,
-        priority=request.priority,
-        arrival_ns=arrival_ns,
-        first_scheduled_ns=None,
-        token_times_ns=array("q"),
-        finish_ns=None,
-        num_prompt_tokens=0 if unread else request.num_prompt_tokens,
-        num_output_tokens=0,
-        num_cached_tokens=0,
-        num_recomputed_tokens=0,
-        num_preemptions=0,
-        slo=request.slo,
-        status="unfinished",
-        weight=request.weight,
-        slo_class=offer.row.slo_class,
-        session_id=request.session_id,
-        program_id=request.program_id,
-    )
+    record = offer.begin_record(arrival_ns)
+    if isinstance(offer.row.prompt, Unread):
+        record.num_prompt_tokens = 0
+    return record
