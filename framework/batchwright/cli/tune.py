@@ -100,28 +100,29 @@ def tune(
     from batchwright.cli.output import check_writable, show_progress
     from batchwright.cli.program import FAILED, INTERRUPTED, OK
     from batchwright.lab.designs.bounds import goals_of, split_slo
+    from batchwright.lab.designs.measure import parse_measure
+    from batchwright.lab.designs.space import make_spaces
     from batchwright.lab.designs.study import STUDY
     from batchwright.lab.designs.tune import run_tune
-    from batchwright.lab.designs.tune_plan import TunePlan
+    from batchwright.lab.designs.tune_plan import HELD_OUT, TunePlan
     from batchwright.lab.designs.tune_report import print_tuning
-    from batchwright.lab.repetition import parse_seeds
+    from batchwright.lab.repetition import parse_seeds, seeds_of
 
     check_writable(output.json_file, "--json")
     offered = replace(workload, slo=goals_of(workload.slo)) if workload.slo is not None else workload
     ground = prepare([arm], engine, offered, stop, window, seeds, job, output.quiet)
     metrics = ground.metrics.metrics
     _, bounds = split_slo(workload.slo, metrics) if workload.slo is not None else (None, ())
-    plan = TunePlan.of(
-        over or (),
-        goal,
-        bounds,
-        trials=trials,
-        seeds=parse_seeds(seeds.seeds if seeds.seeds is not None else "3", engine.seed or 0),
-        held_out=held_out,
+    plan = TunePlan(
+        spaces=make_spaces(over or ()),
+        goal=parse_measure(goal, "goal", metrics),
+        bounds=bounds,
+        num_trials=trials,
+        seeds=tuple(parse_seeds(seeds.seeds if seeds.seeds is not None else "3", engine.seed or 0)),
+        held_out=tuple(seeds_of(held_out, HELD_OUT)),
         confidence=confidence,
         batch=batch,
         seed=engine.seed or 0,
-        metrics=metrics,
     )
     saved = ground.saved(
         files, "tune", plan.seeds, {**plan.about(), "held_out": list(plan.held_out), "slo": workload.slo}

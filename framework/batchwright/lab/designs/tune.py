@@ -9,17 +9,19 @@ from typing import Any
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError
 from batchwright.lab.compare import Comparison
-from batchwright.lab.designs.bounds import Bound
+from batchwright.lab.designs.bounds import Bound, parse_bounds
+from batchwright.lab.designs.measure import parse_measure
 from batchwright.lab.designs.rounds import Rounds
 from batchwright.lab.designs.setup import Setup
-from batchwright.lab.designs.space import Space, Value
+from batchwright.lab.designs.space import Space, Value, make_spaces
 from batchwright.lab.designs.study import Study
-from batchwright.lab.designs.tune_plan import TunePlan
+from batchwright.lab.designs.tune_plan import HELD_OUT, TunePlan
 from batchwright.lab.designs.tuner import Tuner
 from batchwright.lab.designs.tuning import Tuning, best_of
 from batchwright.lab.executors import Executor, choose_executor
 from batchwright.lab.files.keys import fingerprint
 from batchwright.lab.plugin_metrics import BUILT_IN, MetricSet
+from batchwright.lab.repetition import seeds_of
 from batchwright.lab.runner import Progress
 from batchwright.lab.saved_runs import SavedRuns
 from batchwright.lab.window import Window
@@ -86,13 +88,13 @@ def tune(
         WorkloadError, PluginError: as of ``run_arm``.
         KeyboardInterrupt: it came before any trial was done.
     """
-    plan = TunePlan.of(
-        over,
-        goal,
-        slo,
-        trials=trials,
-        seeds=seeds,
-        held_out=held_out,
+    plan = TunePlan(
+        spaces=make_spaces(over),
+        goal=parse_measure(goal, "goal"),
+        bounds=parse_bounds(slo) if isinstance(slo, str) else tuple(slo or ()),
+        num_trials=trials,
+        seeds=tuple(seeds_of(seeds, seed)),
+        held_out=tuple(seeds_of(held_out, HELD_OUT)),
         confidence=confidence,
         batch=batch,
         seed=seed,
