@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchwright.errors import ConfigError
-
-_PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
-"""Where vLLM has had ``make_arg_parser``, the newest place first."""
+from batchwright_backends.vllm.surfaces_beside import PARSERS
 
 
 def vllm_config(arguments: Sequence[str]) -> Any:
@@ -71,10 +69,10 @@ def vllm_config(arguments: Sequence[str]) -> Any:
 def _parser() -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # pyright: ignore[reportMissingImports]
 
-    for module in _PARSERS:
+    for module in PARSERS:
         try:
             make = importlib.import_module(module).make_arg_parser
         except (ImportError, AttributeError):
             continue
         return make(FlexibleArgumentParser(prog="vllm serve"))
-    raise ConfigError(f"this vLLM has no parser of arguments that is known here (looked in {', '.join(_PARSERS)})")
+    raise ConfigError(f"this vLLM has no parser of arguments that is known here (looked in {', '.join(PARSERS)})")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from batchwright.errors import ConfigError
 from batchwright_backends.vllm.surfaces import GUEST, SURFACES, Surface
+from batchwright_backends.vllm.surfaces_beside import SURFACES_BESIDE
 from batchwright_backends.vllm.versions import tested_range, vllm_version
 
 
@@ -36,19 +37,30 @@ class Missing(NamedTuple):
     what: str
 
 
-def missing(surfaces: Iterable[Surface] = SURFACES) -> list[Missing]:
+def missing(surfaces: Iterable[Surface] = (*SURFACES, *SURFACES_BESIDE)) -> list[Missing]:
     """What the vLLM that is installed lacks, each with its name; all are imported."""
     found = []
     for surface in surfaces:
         where = f"{surface.module}.{surface.name}"
         try:
-            value = getattr(importlib.import_module(surface.module), surface.name)
+            value = _find(surface)
         except Exception as error:
             lacks = [f"{where} ({type(error).__name__}: {error})"]
         else:
             lacks = [f"{where}.{member}" for member in surface.members if not _has(value, member)]
         found += [Missing(surface.adapters, surface.hooks, what) for what in lacks]
     return found
+
+
+def _find(surface: Surface) -> Any:
+    """The class or function, from the first of its modules that has it; else the error of the newest."""
+    first: Exception | None = None
+    for module in (surface.module, *surface.before):
+        try:
+            return getattr(importlib.import_module(module), surface.name)
+        except Exception as error:
+            first = first or error
+    raise first or AssertionError(surface)
 
 
 def check_scheduler(scheduler: Any) -> None:
@@ -88,20 +100,25 @@ def _has(value: Any, member: str) -> bool:
 
 
 def _names(value: Any) -> set[str]:
-    """All that a class has: what stands in it, its fields, and what its methods set on ``self``."""
+    """All that a class has: what stands in it, its fields, and what its methods set on ``self``.
+
+    Of a function, what it sets on what it is given.
+    """
     names = set(dir(value))
     for cls in getattr(value, "__mro__", ()):
         names |= set(getattr(cls, "__annotations__", ()))
         if cls.__module__.partition(".")[0] == "vllm":
-            names |= _set_on_self(cls)
+            names |= _set_on(cls, {"self"})
+    if inspect.isfunction(value):
+        names |= _set_on(value, set(inspect.signature(value).parameters))
     if dataclasses.is_dataclass(value):
         names |= {field.name for field in dataclasses.fields(value)}
     return names
 
 
-def _set_on_self(cls: type) -> set[str]:
+def _set_on(code: Any, holders: set[str]) -> set[str]:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):
         return set()
     return {
@@ -110,7 +127,7 @@ def _set_on_self(cls: type) -> set[str]:
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
+        and node.value.id in holders
     }
 
 

@@ -1,4 +1,7 @@
-"""Every surface of vLLM that the adapters stand on, in one table. vLLM calls nearly all of them private."""
+"""Every surface of vLLM that the adapters stand on, in one table. vLLM calls nearly all of them private.
+
+What stands beside them (series, middleware, lab, doctor) is in :mod:`batchwright_backends.vllm.surfaces_beside`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from typing import NamedTuple
 
 HOST, GUEST = "host", "guest"
 ADAPTERS = (HOST, GUEST)
+LAB, DOCTOR = "lab", "doctor"
+USERS = (*ADAPTERS, LAB, DOCTOR)
+"""All that stands on surfaces of vLLM."""
 
 HOOKS = ("admission", "chunking", "reservation", "preemption", "arrival", "observers")
 """What of a policy an adapter may honour; the decision hooks, and all that only look."""
@@ -15,11 +21,12 @@ class Surface(NamedTuple):
     """A class or function of vLLM.
 
     Attributes:
-        adapters: which of ours stand on it.
+        adapters: which of ours stand on it, out of ``USERS``.
         module, name: where it is imported from.
         members: attributes and methods of it that are used; with parameters, where some are given by their names or
             places: ``_preempt_request(request, timestamp)``.
         hooks: what of a policy needs it; nothing: everything does.
+        before: other modules in which versions have it, the newest first.
     """
 
     adapters: tuple[str, ...]
@@ -27,9 +34,10 @@ class Surface(NamedTuple):
     name: str
     members: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
 
-_SCHEDULING = "vllm.v1.core.sched"
+_SCHEDULING, _ENGINE = "vllm.v1.core.sched", "vllm.v1.engine"
 
 SURFACES = (
     # What both are given.
@@ -44,9 +52,16 @@ SURFACES = (
         ),
     ),
     Surface(
-        ADAPTERS, "vllm.config", "SchedulerConfig", ("async_scheduling", "enable_chunked_prefill", "scheduler_cls")
+        ADAPTERS,
+        "vllm.config",
+        "SchedulerConfig",
+        (
+            *("async_scheduling", "enable_chunked_prefill", "scheduler_cls"),
+            *("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens"),
+        ),
     ),
-    Surface(ADAPTERS, "vllm.config", "ModelConfig", ("max_model_len", "is_diffusion", "runner_type")),
+    Surface(ADAPTERS, "vllm.config", "ModelConfig", ("model", "max_model_len", "is_diffusion", "runner_type")),
+    Surface(ADAPTERS, "vllm.config", "CacheConfig", ("num_gpu_blocks",)),
     Surface(ADAPTERS, "vllm.config", "ParallelConfig", ("data_parallel_size",)),
     Surface(ADAPTERS, f"{_SCHEDULING}.interface", "PauseState", ("UNPAUSED",)),
     Surface(
@@ -55,7 +70,7 @@ SURFACES = (
         "Request",
         (
             *("request_id", "prompt_token_ids", "sampling_params", "max_tokens", "priority", "session_id", "status"),
-            *("resumable", "num_preemptions"),
+            *("num_prompt_tokens", "resumable", "num_preemptions"),
         ),
     ),
     Surface(ADAPTERS, "vllm.v1.request", "RequestStatus", ("get_finished_reason",)),
@@ -63,24 +78,33 @@ SURFACES = (
         ADAPTERS,
         "vllm",
         "SamplingParams",
-        ("stop_token_ids", "eos_token_id", "extra_args", "repetition_detection", "min_tokens", "num_logprobs"),
+        (
+            *("max_tokens", "stop_token_ids", "eos_token_id", "extra_args", "repetition_detection", "min_tokens"),
+            *("num_logprobs", "stop", "skip_special_tokens"),
+        ),
     ),
     Surface(ADAPTERS, f"{_SCHEDULING}.utils", "check_sequence_repetition"),
     Surface(
         ADAPTERS,
-        f"{_SCHEDULING}.output",
-        "SchedulerOutput",
-        ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
+        f"{_SCHEDULING}.interface",
+        "SchedulerInterface",
+        (
+            *("add_request(request)", "finish_requests(request_ids, finished_status)", "schedule"),
+            *("update_from_output(scheduler_output, model_runner_output)", "get_request_counts", "make_stats"),
+            *("get_kv_cache_usage", "shutdown"),
+        ),
     ),
-    # Series on /metrics.
     Surface(
         ADAPTERS,
-        "vllm.v1.metrics.loggers",
-        "AggregateStatLoggerBase",
-        ("record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)", "log_engine_initialized"),
-        ("observers",),
+        f"{_SCHEDULING}.output",
+        "SchedulerOutput",
+        (
+            *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
+            "preempted_req_ids",
+        ),
     ),
-    Surface(ADAPTERS, "vllm.v1.metrics.stats", "SchedulerStats", ("waiting_lora_adapters",), ("observers",)),
+    Surface(ADAPTERS, _ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
+    Surface(ADAPTERS, _ENGINE, "EngineCoreOutputs", ("outputs",)),
     # Adapter A, the guest.
     Surface(
         (GUEST,),
@@ -89,7 +113,7 @@ SURFACES = (
         (
             *("schedule", "add_request(request)", "requests", "vllm_config", "kv_cache_config", "kv_cache_manager"),
             *("block_size", "hash_block_size", "max_model_len", "max_num_running_reqs", "max_num_active_reqs"),
-            *("_pause_state", "_free_request(request)"),
+            *("_pause_state", "_free_request(request)", "log_stats", "structured_output_manager"),
         ),
     ),
     Surface(
@@ -176,9 +200,7 @@ SURFACES = (
         f"{_SCHEDULING}.interface",
         "SchedulerInterface",
         (
-            *("add_request(request)", "finish_requests(request_ids, finished_status)", "schedule(throttle_prefills)"),
-            "update_from_output(scheduler_output, model_runner_output)",
-            *("get_request_counts", "get_num_unfinished_requests", "has_finished_requests", "make_stats", "shutdown"),
+            *("schedule(throttle_prefills)", "get_num_unfinished_requests", "has_finished_requests"),
             *("reset_prefix_cache", "reset_encoder_cache", "pause_state", "set_pause_state(pause_state)"),
             *("get_grammar_bitmask(scheduler_output)", "update_draft_token_ids(draft_token_ids)"),
             "update_draft_token_ids_in_output(draft_token_ids, scheduler_output)",
@@ -191,7 +213,7 @@ SURFACES = (
         "SchedulerOutput",
         (
             *("scheduled_spec_decode_tokens", "scheduled_encoder_inputs", "finished_req_ids"),
-            *("free_encoder_mm_hashes", "preempted_req_ids"),
+            "free_encoder_mm_hashes",
         ),
     ),
     Surface(
@@ -207,20 +229,28 @@ SURFACES = (
         (HOST,),
         f"{_SCHEDULING}.output",
         "CachedRequestData",
-        ("make_empty", "req_ids", "new_block_ids", "num_computed_tokens", "num_output_tokens", "resumed_req_ids"),
-    ),
-    Surface((HOST,), "vllm.v1.engine", "EngineCoreEventType", ("QUEUED", "SCHEDULED", "PREEMPTED"), ("observers",)),
-    Surface(
-        (HOST,),
-        "vllm.v1.engine",
-        "EngineCoreOutput",
         (
-            *("request_id", "new_token_ids", "new_logprobs", "new_prompt_logprobs_tensors", "finish_reason"),
-            *("stop_reason", "events", "prefill_stats", "trace_headers", "num_nans_in_logits"),
-            "prompt_token_id_logprobs",
+            *("make_empty", "req_ids", "new_block_ids", "num_computed_tokens", "num_output_tokens", "resumed_req_ids"),
+            "all_token_ids",
         ),
     ),
-    Surface((HOST,), "vllm.v1.engine", "EngineCoreOutputs", ("outputs", "scheduler_stats", "finished_requests")),
+    Surface(
+        (HOST,),
+        "vllm.v1.request",
+        "RequestStatus",
+        ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ERROR", "FINISHED_REPETITION"),
+    ),
+    Surface((HOST,), _ENGINE, "EngineCoreEventType", ("QUEUED", "SCHEDULED", "PREEMPTED"), ("observers",)),
+    Surface(
+        (HOST,),
+        _ENGINE,
+        "EngineCoreOutput",
+        (
+            *("new_logprobs", "new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "num_nans_in_logits"),
+            *("stop_reason", "events", "prefill_stats", "trace_headers"),
+        ),
+    ),
+    Surface((HOST,), _ENGINE, "EngineCoreOutputs", ("scheduler_stats", "finished_requests")),
     Surface(
         (HOST,),
         "vllm.v1.outputs",
@@ -244,7 +274,7 @@ SURFACES = (
         (HOST,),
         "vllm.v1.metrics.stats",
         "PrefixCacheStats",
-        ("record(num_tokens, num_hits, preempted)",),
+        ("__init__(reset)", "record(num_tokens, num_hits, preempted)"),
         ("observers",),
     ),
     Surface(
@@ -272,12 +302,7 @@ SURFACES = (
         "ParallelConfig",
         ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"),
     ),
-    Surface((HOST,), "vllm.config", "ModelConfig", ("runner_type", "is_encoder_decoder", "return_sampling_mask")),
+    Surface((HOST,), "vllm.config", "ModelConfig", ("get_vocab_size", "is_encoder_decoder", "return_sampling_mask")),
     Surface((HOST,), "vllm.config", "CacheConfig", ("enable_prefix_caching",)),
-    Surface(
-        (HOST,),
-        "vllm.config",
-        "SchedulerConfig",
-        ("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens"),
-    ),
+    Surface((HOST,), "vllm.config", "SchedulerConfig", ("policy",)),
 )

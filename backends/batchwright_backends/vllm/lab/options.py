@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from batchwright.config import EngineConfig, explain
 from batchwright.errors import ConfigError
 
-_ELSEWHERE = {
+ELSEWHERE = {
     "model": "the backend's name, vllm:MODEL",
     "scheduler_cls": "backend_options.adapter",
     "additional_config": "the settings of the arm",
@@ -25,6 +25,7 @@ _ELSEWHERE = {
     "async_scheduling": "backend_options.async_scheduling",
     "tensor_parallel_size": "backend_options.tensor_parallel_size",
 }
+"""Arguments of vLLM's engine that are said elsewhere, and where."""
 
 
 class VllmOptions(BaseModel):
@@ -63,8 +64,8 @@ class VllmOptions(BaseModel):
         except ValidationError as error:
             raise ConfigError(f"backend_options of vllm: {explain(error, cls)}") from None
         for name in options.engine_args:
-            if name in _ELSEWHERE:
-                raise ConfigError(f"backend_options.engine_args.{name}: say it with {_ELSEWHERE[name]}")
+            if name in ELSEWHERE:
+                raise ConfigError(f"backend_options.engine_args.{name}: say it with {ELSEWHERE[name]}")
         if options.async_scheduling and options.adapter == "host":
             raise ConfigError(
                 "backend_options.async_scheduling: Batchwright's scheduler in vLLM's place schedules a step when the "
