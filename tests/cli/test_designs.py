@@ -105,7 +105,7 @@ def test_a_sweep_goes_on_in_its_folder(cli: Cli) -> None:
     made = {path for path in runs if path.stat().st_mtime_ns != runs[path]}
     assert made == {gone}
     other = ("sweep", "vllm_v1", "stall_free", "--over", "rate=10,50", "--workload", SMALL, "--out", "out", "--resume")
-    assert "out holds another experiment: its details are" in cli(*other).error
+    assert "out holds another experiment: its details have over" in cli(*other).error
 
 
 @pytest.mark.parametrize(

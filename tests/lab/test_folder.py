@@ -250,10 +250,10 @@ def test_runs_are_listed_in_the_order_of_the_experiment(tmp_path: Path) -> None:
     [
         ({"design": "sweep"}, "a ab, and this is a sweep"),
         ({"configs": {"a": CONFIG, "c": CONFIG}}, "its arms are a, b, and here a, c"),
-        ({"configs": {"a": CONFIG, "b": CONFIG}}, "its arms have other settings"),
+        ({"configs": {"a": CONFIG, "b": CONFIG}}, "its arm b has policy 'stall_free', and here 'vllm_v1'"),
         ({"workload": WORKLOAD.first(3)}, f"its workload is .*{WORKLOAD.hash}.*, and here "),
         ({"seeds": [0, 1]}, r"its seeds are \[0\], and here \[0, 1\]"),
-        ({"options": {"max_steps": 5}}, "its options are {}, and here {'max_steps': 5}"),
+        ({"options": {"max_steps": 5}}, "its options have max_steps None, and here 5"),
     ],
 )
 def test_a_folder_of_another_experiment_is_left_alone(tmp_path: Path, change: Any, says: str) -> None:
@@ -276,6 +276,20 @@ def test_another_experiment_is_replaced_where_that_is_asked_for(tmp_path: Path) 
     assert folder.labels() == []
     assert not folder.summary_path.exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_an_option_that_came_later_and_is_not_used_makes_no_other_experiment() -> None:
+    assert manifest(details={"slo": "x"}).key == manifest(details={"slo": "x", "duration_s": None}).key
+    assert manifest(details={"slo": "x"}).key != manifest(details={"slo": "x", "duration_s": 1.0}).key
+
+
+def test_a_folder_that_notes_settings_as_earlier_releases_did_is_said_to(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    here = manifest()
+    whole = {arm: EngineConfig.parse(values).model_dump(mode="json") for arm, values in here.arms.items()}
+    folder.write_experiment(replace(here, arms=whole))
+    with pytest.raises(ConfigError, match=r"the same settings, but others of them were given.*earlier releases"):
+        folder.check(here)
 
 
 def test_runs_of_the_same_experiment_are_kept(tmp_path: Path) -> None:
@@ -321,7 +335,7 @@ def test_unset_is_another_experiment_than_set_to_the_default(tmp_path: Path) -> 
     inner = EngineConfig.parse({"prefix_cache": {"visible": "computed"}}), EngineConfig.parse({"prefix_cache": {}})
     assert len({manifest(configs={"a": config}).key for config in inner}) == 2
     Folder(tmp_path).write_experiment(manifest(configs={"a": unset}))
-    with pytest.raises(ConfigError, match="its arms have other settings"):
+    with pytest.raises(ConfigError, match="its arms have the same settings, but others of them were given"):
         Folder(tmp_path).write_experiment(manifest(configs={"a": said}))
     assert json.loads((tmp_path / "experiment.json").read_text())["arms"] == {"a": {"policy": "vllm_v1"}}
 

@@ -113,6 +113,18 @@ def test_files_that_are_no_streamed_run(tmp_path: Path) -> None:
             read_run(path)
 
 
+def test_a_file_of_before_a_field_was_added_is_read_with_its_default(tmp_path: Path) -> None:
+    path = stream_arm(config(), load_workload(WORKLOAD), tmp_path / "run.jsonl").path
+    whole = read_run(path)
+    head, *lines = map(json.loads, path.read_text().splitlines())
+    assert head.pop("request_fields")[-2:] == ["session_id", "program_id"]
+    for line in lines:
+        if "request" in line:
+            del line["request"][-2:]
+    path.write_text("\n".join(map(json.dumps, [head, *lines])))
+    assert read_run(path) == whole and whole.requests[0].session_id is None
+
+
 def test_step_records_are_a_sequence() -> None:
     steps = run_arm(config(), load_workload("synthetic:rate=3,n=3,prompt=5,output=9")).steps
     assert isinstance(steps, StepRecords)

@@ -42,7 +42,8 @@ class RecordStream:
 
     def header(self, values: Mapping[str, Any]) -> None:
         """What is known before the run: fields of :class:`RunRecord`."""
-        self._write({"record_version": RECORD_VERSION, "step_fields": FIELDS, **values})
+        fields_of = {"step_fields": FIELDS, "request_fields": _REQUEST}
+        self._write({"record_version": RECORD_VERSION, **fields_of, **values})
 
     def offered(self, record: OfferedRecord) -> None:
         """A request is offered."""
@@ -88,6 +89,7 @@ def read_run(path: Path) -> RunRecord:
     events: list[dict[str, Any]] = []
     head: dict[str, Any] | None = None
     end: dict[str, Any] | None = None
+    names: Sequence[str] | None = None
     number = 0
     try:
         with path.open(encoding="utf-8") as file:
@@ -96,10 +98,11 @@ def read_run(path: Path) -> RunRecord:
                 value = json.loads(line)
                 if head is None:
                     head = _checked(path, value)
+                    names = head.pop("request_fields", None)
                 elif "offered" in value:
                     offered.append(OfferedRecord(*value["offered"]))
                 elif "request" in value:
-                    place, record = _request(value["request"])
+                    place, record = _request(value["request"], names)
                     requests[place] = record
                 elif "steps" in value:
                     steps.extend_numbers(value["steps"])
@@ -144,9 +147,10 @@ def _checked(path: Path, head: Any) -> dict[str, Any]:
     return dict(head)
 
 
-def _request(values: Sequence[Any]) -> tuple[int, RequestRecord]:
+def _request(values: Sequence[Any], names: Sequence[str] | None) -> tuple[int, RequestRecord]:
     place, gaps, slo, preempted, resumed, *rest = values
-    named = dict(zip(_REQUEST, rest, strict=True))
+    # Files of before their header had the names hold the first ones: fields that came later have their defaults.
+    named = dict(zip(names if names is not None else _REQUEST[: len(rest)], rest, strict=True))
     named |= {name: array("q", when) for name, when in zip(_TIMES, (preempted, resumed), strict=True)}
     times = array("q", accumulate(gaps))
     return place, RequestRecord(token_times_ns=times, slo=None if slo is None else SLO(*slo), **named)

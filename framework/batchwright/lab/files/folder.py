@@ -20,6 +20,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, WorkloadError, did_you_mean
 from batchwright.lab.files.environment import environment
 from batchwright.lab.files.manifest import Manifest
@@ -240,10 +241,35 @@ def _differences(there: Manifest, here: Manifest) -> str:
         return f"its arms are {', '.join(there.arms)}, and here {', '.join(here.arms)}"
     if there.workload.get("hash") != here.workload.get("hash"):
         return f"its workload is {_workload(there)}, and here {_workload(here)}"
-    for name in ("seeds", "options", "details"):
-        if json.dumps(getattr(there, name), default=str) != json.dumps(getattr(here, name), default=str):
-            return f"its {name} are {getattr(there, name)}, and here {getattr(here, name)}"
-    return "its arms have other settings"
+    if list(there.seeds) != list(here.seeds):
+        return f"its seeds are {there.seeds}, and here {here.seeds}"
+    for name in ("options", "details"):
+        if found := _unequal(getattr(there, name), getattr(here, name)):
+            return f"its {name} have {found}"
+    for arm, settings in there.arms.items():
+        if found := _unequal(_whole(settings), _whole(here.arms[arm])):
+            return f"its arm {arm} has {found}"
+    return (
+        "its arms have the same settings, but others of them were given, and for those that were not policies have "
+        "defaults of their own (earlier releases wrote all down as if they were)"
+    )
+
+
+def _unequal(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """The first value that differs, in words; empty: none does."""
+    for key in dict.fromkeys((*there, *here)):
+        one, other = there.get(key), here.get(key)
+        if json.dumps(one, default=str) != json.dumps(other, default=str):
+            return f"{key} {one!r}, and here {other!r}"
+    return ""
+
+
+def _whole(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An arm's settings, with those that are not set."""
+    try:
+        return EngineConfig.parse(settings).model_dump(mode="json")
+    except ConfigError:  # of a release that has others
+        return settings
 
 
 def _workload(manifest: Manifest) -> str:

@@ -61,6 +61,8 @@ class Manifest:
         """16 hex digits of all but the command: equal in two experiments that would give the same runs."""
         values = {name: value for name, value in asdict(self).items() if name != "command"}
         values["workload"] = self.workload.get("hash")
+        for name in ("options", "details"):  # what came later is None in an experiment that has no use for it
+            values[name] = {key: value for key, value in values[name].items() if value is not None}
         return fingerprint(values)
 
     def to_json(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _summary(folder: Folder) -> dict[str, Any]:
     if not {"design", "closing"} <= summary.keys():
         raise WorkloadError(
             f"{folder.summary_path} is of an older release, or of another experiment; call its command again with "
-            "--resume: runs that are there are taken"
+            "--resume (runs that are there are taken), or with --overwrite where that says that it is another"
         )
     return summary
 
