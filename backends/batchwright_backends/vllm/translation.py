@@ -10,15 +10,12 @@ from vllm.v1.core.sched.utils import check_sequence_repetition  # pyright: ignor
 from batchwright.errors import InvalidRequestError, did_you_mean
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
-from batchwright_backends.vllm.trusted import PREFIX, fields_of
+from batchwright_backends.vllm.trusted import PREFIX, Said, fields_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
-TRUSTED = (
-    *("client_id", "slo_class", "weight", "priority", "deadline_s", "predicted_output_tokens", "session_id"),
-    "program_id",
-)
+TRUSTED = tuple(Said.model_fields)
 """What a request may say for policies in its ``vllm_xargs``, where requests are trusted."""
 
 

@@ -18,7 +18,13 @@ from batchwright_backends.vllm.trusted import SECRET, STAMP, fields_of, stamp
 KEY = b"nobody knows it, really"
 HASH = f"sha256:{hashlib.sha256(b'sk-alice').hexdigest()}"
 TRUSTED = {
-    "headers": {"client_id": "X-Client", "weight": "X-Weight", "priority": "X-Urgency"},
+    "headers": {
+        "client_id": "X-Client",
+        "weight": "X-Weight",
+        "priority": "X-Urgency",
+        "program_id": "X-Program",
+        "predicted_output_tokens": "X-Length",
+    },
     "api_keys": {HASH: {"client_id": "alice", "slo_class": "gold"}},
     "clients": {"alice": {"weight": 2.0, "slo_class": "silver"}, "bob": {"priority": 5}},
 }
@@ -97,6 +103,7 @@ def believed(asked: Asked, key: bytes | None = KEY) -> dict[str, Any]:
         ([("Authorization", "Bearer sk-alice")], {"client_id": "alice", "slo_class": "gold", "weight": 2.0}),
         ([("x-api-key", "sk-alice"), ("X-Weight", "7")], {"client_id": "alice", "slo_class": "gold", "weight": 7.0}),
         ([("Authorization", "Bearer sk-mallory")], {}),
+        ([("X-Program", "agent-7"), ("X-Length", "90")], {"program_id": "agent-7", "predicted_output_tokens": 90}),
     ],
 )
 def test_headers_win_over_keys_and_keys_over_clients(headers: Pairs, said: dict[str, Any]) -> None:
