@@ -428,6 +428,8 @@ def test_merging_on_the_command_line_and_what_is_not_merged() -> None:
     load = load_workload("synthetic:n=3,client=a + synthetic:n=2,client=b,rate=9")
     assert [r.client_id for r in load.rows] == ["b", "b", "a", "a", "a"]
     assert load.name == load.source == "synthetic:n=3,client=a + synthetic:n=2,client=b,rate=9"
+    assert load.notes[0].startswith("2 synthetic workloads have seed 0: what they draw alike")
+    assert not load_workload("synthetic:n=3,seed=1 + synthetic:n=2,seed=2").notes
     one = load_workload("synthetic:n=3")
     with pytest.raises(WorkloadError, match="is a closed loop; merge first"):
         merge([one, one.closed(2)])

@@ -34,9 +34,20 @@ def test_a_synthetic_workload_is_drawn_again(given: str, drawn: str) -> None:
 
 def test_several_that_are_offered_together_are_each_drawn_again() -> None:
     found = varied(load_workload(f"{SPEC},seed=4 + synthetic:rate=5,n=9,turns=uniform(1,4)").closed(3), 3)
-    drawn = load_workload(f"{SPEC},seed=7 + synthetic:rate=5,n=9,turns=uniform(1,4),seed=3")
+    drawn = load_workload(f"{SPEC},seed=19 + synthetic:rate=5,n=9,turns=uniform(1,4),seed=15")
     assert found.rows == drawn.rows and found.concurrency == 3
     assert varied(load_workload(found.source), 0).rows == found.rows
+
+
+def test_no_two_seeds_have_a_draw_in_common() -> None:
+    """Runs of two seeds would else be alike in part, and an interval over seeds too narrow."""
+    parts = [f"{SPEC},client=c{own},seed={own}" for own in (1, 2, 5)]
+    drawn = set()
+    for seed in range(8):
+        rows = varied(load_workload(" + ".join(parts)), seed).held()
+        for client in ("c1", "c2", "c5"):
+            drawn.add(tuple(row.num_prompt_tokens for row in rows if row.client_id == client))
+    assert len(drawn) == 24
 
 
 def test_a_specification_may_be_longer_than_the_name_of_a_file() -> None:

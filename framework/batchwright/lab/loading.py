@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def load_workload(
     text = str(spec)
     if isinstance(spec, str) and AND in text and not _is_there(text):
         parts = [load_workload(part.strip(), readers=readers, skip_bad_rows=skip_bad_rows) for part in text.split(AND)]
-        workload = replace(merge(parts), name=text, source=text)
+        merged = merge(parts)
+        workload = replace(merged, name=text, source=text, notes=(*merged.notes, *_alike(text.split(AND))))
     elif text.startswith(SYNTHETIC):
         drawn = SyntheticSpec.parse(text)
         rows = LazyRows(drawn.draw, drawn.n) if lazy and drawn.is_single else tuple(drawn.draw())
@@ -67,6 +69,17 @@ def load_workload(
     if slo is not None:
         workload = workload.with_slo(slo)
     return workload.faster(speedup)
+
+
+def _alike(parts: Sequence[str]) -> Iterator[str]:
+    """That synthetic workloads which are offered together come from the same draws."""
+    seeds = Counter(SyntheticSpec.parse(part.strip()).seed for part in parts if part.strip().startswith(SYNTHETIC))
+    for seed, num in seeds.items():
+        if num > 1:
+            yield (
+                f"{num} synthetic workloads have seed {seed}: what they draw alike, such as arrivals, is the same in "
+                "them, and their requests come together; give each a seed of its own (seed=1, seed=2)"
+            )
 
 
 def _is_there(name: str) -> bool:

@@ -20,9 +20,10 @@ _SEED = re.compile(r"(?:^|(?<=,))\s*seed\s*=\s*(\d+)\s*(?=,|$)")
 def varied(workload: Workload, seed: int, length: float = 1.0) -> Workload:
     """Another workload of the same kind; equal seeds give equal ones.
 
-    A synthetic one is drawn again, with the seed added to its own; of several that are offered together, each. Any
-    other, and one whose rows were changed since it was drawn, is put together from blocks of sessions that follow each
-    other (see :func:`~batchwright.lab.resampling.resampled`), each a thirtieth of it.
+    A synthetic one is drawn again, with the seed added to its own; of several that are offered together, each, and none
+    with a seed that another of them has for another ``seed``. Any other, and one whose rows were changed since it was
+    drawn, is put together from blocks of sessions that follow each other (see
+    :func:`~batchwright.lab.resampling.resampled`), each a thirtieth of it.
 
     Args:
         workload: to vary.
@@ -59,19 +60,25 @@ def _drawn_again(workload: Workload, seed: int) -> Workload | None:
         limit = len(workload) if len(workload) < len(whole) else None
         if _treated_as(workload, whole, limit).rows != workload.rows:
             return None
-        again = _treated_as(workload, load_workload(AND.join(_with_seed(part, seed) for part in parts)), limit)
+        owns = [_own_seed(part) for part in parts]
+        # Two clients with seeds 1 and 2 must not both have the draws of 2: runs of two seeds would be alike in part.
+        apart = seed * (max(owns) - min(owns) + 1)
+        made = AND.join(_with_seed(part, own + apart) for part, own in zip(parts, owns, strict=True))
+        again = _treated_as(workload, load_workload(made), limit)
     except BatchwrightError:
         return None
     return replace(workload, rows=again.rows, source=again.source)
 
 
+def _own_seed(specification: str) -> int:
+    found = _SEED.search(specification.removeprefix(_SYNTHETIC))
+    return int(found[1]) if found is not None else 0
+
+
 def _with_seed(specification: str, seed: int) -> str:
-    """A specification with so much added to its own seed."""
-    body = specification.removeprefix(_SYNTHETIC)
-    found = _SEED.search(body)
-    own = int(found[1]) if found is not None else 0
-    parts = [part for part in _SEED.sub("", body).split(",") if part.strip()]
-    return _SYNTHETIC + ",".join([*parts, f"seed={own + seed}"])
+    """A specification with this seed in the place of its own."""
+    parts = [part for part in _SEED.sub("", specification.removeprefix(_SYNTHETIC)).split(",") if part.strip()]
+    return _SYNTHETIC + ",".join([*parts, f"seed={seed}"])
 
 
 def _treated_as(workload: Workload, made: Workload, limit: int | None) -> Workload:
