@@ -36,7 +36,8 @@ def section(text: str, heading: str) -> str:
     return match[2]
 
 
-def tables() -> ModuleType:
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DOCS)
     spec = importlib.util.spec_from_file_location("_tables_of_the_docs", DOCS / "tables.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -44,8 +45,8 @@ def tables() -> ModuleType:
     return module
 
 
-def test_tables_follow_the_code() -> None:
-    module = tables()
+def test_tables_follow_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tables(monkeypatch)
     made = module.makers()
     keys = set()
     for page in sorted(DOCS.glob("*.md")):

@@ -1,0 +1,1 @@
+"""What makes the tables of these pages: see ``docs/tables.py``."""
