@@ -366,7 +366,7 @@ def test_hashes_follow_all_that_stands_before() -> None:
         (
             'HEAD\n{"request": {"number": 1, "arrival_ns": 0, "num_prompt_tokens": 4, "num_output_tokens": 1, '
             '"max_tokens": 3, "status": "finished", "weight": -1}}\n',
-            "weight must be above 0, not -1",
+            "weight is -1; expected a finite number above 0",
         ),
     ],
 )

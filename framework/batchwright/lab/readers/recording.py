@@ -19,7 +19,8 @@ from typing import Any
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.readers.reader import RowFields
-from batchwright.lab.records import RequestRecord
+from batchwright.lab.readers.recorded_fields import checked_fields
+from batchwright.lab.records import RequestRecord, Status
 from batchwright.lab.row import WorkloadRow
 from batchwright.request import SLO, Request
 
@@ -57,7 +58,7 @@ class RecordedRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     max_tokens: int | None
-    status: str
+    status: Status
     prefix_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     first_scheduled_ns: int | None = None
@@ -188,7 +189,7 @@ class RecordedRequest:
             num_recomputed_tokens=self.num_recomputed_tokens,
             num_preemptions=self.num_preemptions,
             slo=None if self.slo is None else SLO(*self.slo),
-            status=self.status,  # type: ignore[arg-type]
+            status=self.status,
             finish_reason=self.finish_reason,
             weight=self.weight,
             slo_class=self.slo_class,
@@ -204,7 +205,6 @@ _DEFAULTS: dict[str, Any] = {
     for f in fields(RecordedRequest)
     if f.default is not MISSING or f.default_factory is not MISSING
 }
-_NAMES = frozenset(f.name for f in fields(RecordedRequest))
 
 
 @dataclass
@@ -265,7 +265,7 @@ class RecordedTraffic:
                 self.num_dropped += fields_.whole("dropped", 0)
             elif "request" in fields_.values:
                 try:
-                    request = _request(fields_)
+                    request = RecordedRequest(**checked_fields(fields_))
                 except WorkloadError as error:
                     self._bad(error)
                 else:
@@ -336,21 +336,3 @@ def _head(fields_: RowFields) -> dict[str, Any]:
     fields_.whole("start_unix_ns", 0)
     fields_.whole("prefix_block_size", 1)
     return dict(fields_.values)
-
-
-def _request(outer: RowFields) -> RecordedRequest:
-    values = outer.values["request"]
-    if not isinstance(values, dict):
-        outer.fail(f"request is {values!r}", "an object")
-    given = RowFields(outer.path, outer.line, outer.row, values)
-    for name, low in (("number", 1), ("arrival_ns", 0), ("num_prompt_tokens", 1), ("num_output_tokens", 0)):
-        given.whole(name, low)
-    given.whole_or_none("max_tokens", 1)
-    given.text_or_none("status")
-    for name in ("prefix_ids", "token_gaps_ns"):
-        if name in values:
-            given.wholes(name)
-    try:
-        return RecordedRequest(**{name: value for name, value in values.items() if name in _NAMES})
-    except TypeError as error:
-        outer.fail(f"a request of which {error}", "all that a recorded request has")
