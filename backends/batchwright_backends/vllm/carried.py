@@ -33,7 +33,9 @@ def check_config(config: VllmConfig, kv_cache: KVCacheConfig, block_size: int, h
         "pipeline parallelism: leave --pipeline-parallel-size at 1": parallel.pipeline_parallel_size > 1,
         "context parallelism: leave its sizes at 1": parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,
-        "data parallelism inside one engine: run one server for each replica": parallel.data_parallel_size > 1,
+        "data parallelism of a mixture of experts, whose ranks take steps together: leave --data-parallel-size at 1": (
+            parallel.data_parallel_size > 1 and model.is_moe
+        ),
         "speculative decoding: leave --speculative-config out": config.speculative_config is not None,
         "LoRA: leave --enable-lora out": config.lora_config is not None,
         "a KV connector: leave --kv-transfer-config out": config.kv_transfer_config is not None,

@@ -33,9 +33,13 @@ CLASSES = {HOST: "batchwright_backends.vllm.host.HostScheduler", GUEST: "batchwr
 
 
 def of_ranks(config: VllmConfig, policy: ActivePolicy) -> list[str]:
-    """What is to be said of a policy where data parallelism is above 1: that it is fair per rank only."""
+    """What is to be said of a policy where data parallelism is above 1: that it is fair per rank only.
+
+    The ranks of a model that is no mixture of experts are told that they are one; only the second knows better.
+    """
     shares = any(part.policy.fair_to_clients for part in policy.parts.values())
-    if not shares or config.parallel_config.data_parallel_size <= 1:
+    parallel = config.parallel_config
+    if not shares or (parallel.data_parallel_size <= 1 and not parallel.data_parallel_index):
         return []
     return [
         f"policy {policy.name} is fair within each data-parallel rank and not among them: every rank has a scheduler "

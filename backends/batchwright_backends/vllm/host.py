@@ -30,6 +30,7 @@ from batchwright.scheduler import Scheduler
 from batchwright_backends.vllm.answers import Answers
 from batchwright_backends.vllm.carried import check_config, check_request
 from batchwright_backends.vllm.choosing import is_off, own_class
+from batchwright_backends.vllm.honoured import of_ranks
 from batchwright_backends.vllm.measuring import measure
 from batchwright_backends.vllm.seats import NULL_BLOCKS, Seats
 from batchwright_backends.vllm.settings import SECTION, read_settings
@@ -161,6 +162,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             self.core.blocks.num_blocks,
             block_size,
         )
+        for warning in of_ranks(vllm_config, active):
+            logger.warning("%s", warning)
         record_traffic(
             self,
             vllm_config,

@@ -62,7 +62,7 @@ SURFACES = (
     ),
     Surface(ADAPTERS, "vllm.config", "ModelConfig", ("model", "max_model_len", "is_diffusion", "runner_type")),
     Surface(ADAPTERS, "vllm.config", "CacheConfig", ("num_gpu_blocks",)),
-    Surface(ADAPTERS, "vllm.config", "ParallelConfig", ("data_parallel_size",)),
+    Surface(ADAPTERS, "vllm.config", "ParallelConfig", ("data_parallel_size", "data_parallel_index")),
     Surface(ADAPTERS, f"{_SCHEDULING}.interface", "PauseState", ("UNPAUSED",)),
     Surface(
         ADAPTERS,
@@ -302,7 +302,12 @@ SURFACES = (
         "ParallelConfig",
         ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"),
     ),
-    Surface((HOST,), "vllm.config", "ModelConfig", ("get_vocab_size", "is_encoder_decoder", "return_sampling_mask")),
+    Surface(
+        (HOST,),
+        "vllm.config",
+        "ModelConfig",
+        ("get_vocab_size", "is_encoder_decoder", "is_moe", "return_sampling_mask"),
+    ),
     Surface((HOST,), "vllm.config", "CacheConfig", ("enable_prefix_caching",)),
     Surface((HOST,), "vllm.config", "SchedulerConfig", ("policy",)),
 )

@@ -40,6 +40,7 @@ def config_of(policy: Any = "vtc", **changes: Any) -> Any:
             max_model_len=512,
             runner_type="generate",
             is_encoder_decoder=False,
+            is_moe=False,
             is_diffusion=False,
             return_sampling_mask=False,
         ),
@@ -48,6 +49,7 @@ def config_of(policy: Any = "vtc", **changes: Any) -> Any:
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
             data_parallel_size=1,
+            data_parallel_index=0,
         ),
         speculative_config=None,
         lora_config=None,
@@ -139,9 +141,19 @@ def test_nothing_is_to_be_done_where_all_is_well() -> None:
 
 @pytest.mark.parametrize(("policy", "warned"), [("vtc", True), ("dlpm", True), ("sjf", False)])
 def test_fairness_is_per_rank(policy: str, warned: bool) -> None:
-    found = examine(config_of(policy, parallel_config__data_parallel_size=2))
-    assert any("fair within each data-parallel rank" in text for text in found.warnings) == warned
+    """The rank of a model without experts knows only its place, and is told that it is the only one."""
+    for change in ("data_parallel_size", "data_parallel_index"):
+        found = examine(config_of(policy, **{f"parallel_config__{change}": 2}))
+        assert any("fair within each data-parallel rank" in text for text in found.warnings) == warned
     assert not examine(config_of(policy)).warnings
+
+
+def test_ranks_of_their_own_are_carried_and_those_that_step_together_are_not() -> None:
+    ranks = {"parallel_config__data_parallel_size": 2}
+    assert carried_by(examine(config_of(**ranks))) == [HOST, GUEST]
+    found = examine(config_of(**ranks, model_config__is_moe=True))
+    assert carried_by(found) == [GUEST]
+    assert "whose ranks take steps together" in found.adapters[HOST].refused[0]
 
 
 def test_a_guest_that_is_switched_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ HOLDERS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "guest*.py": ((GUEST,), GUEST_HOLDERS),
     "plan.py": ((GUEST,), GUEST_HOLDERS),
     "expressible.py": ((GUEST,), {"config": "VllmConfig", "scheduler": "SchedulerConfig", **CONFIGS}),
-    "honoured.py": ((GUEST,), {"config": "VllmConfig", **CONFIGS}),
+    "honoured.py": (ADAPTERS, {"config": "VllmConfig", "parallel": "ParallelConfig", **CONFIGS}),
     "traffic.py": (ADAPTERS, {"config": "VllmConfig", "limits": "SchedulerConfig", **CONFIGS}),
     "choosing.py": ((GUEST,), CONFIGS),
     "carried.py": (
