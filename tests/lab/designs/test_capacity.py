@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from batchwright import EngineConfig
 from batchwright.errors import ConfigError
-from batchwright.lab import load_workload
+from batchwright.lab import Workload, load_workload
 from batchwright.lab.designs.capacities import Capacities
 from batchwright.lab.designs.capacity import capacity
 from batchwright.lab.designs.capacity_report import format_capacity
@@ -142,6 +144,24 @@ def test_all_of_several_bounds_have_to_be_met() -> None:
     found = capacity(arms(), LOAD, "ttft_p99<9,ttft_mean<2,itl_p99<0.05", seeds=2, executor=MadeUp(ttft))
     high = found.arms[0].high
     assert high is not None and high.limited_by == ("ttft_mean<2",) and 19 < high.rate < 21.1
+
+
+def test_workloads_of_loads_that_are_done_are_not_kept() -> None:
+    """Each may be a trace, and a search tries dozens."""
+    made: list[weakref.ref[Workload]] = []
+    most = 0
+
+    def ttft(task: Task) -> float:
+        nonlocal most
+        executor.tasks.clear()
+        made.append(weakref.ref(task.workload))
+        gc.collect()
+        most = max(most, len({id(there) for one in made if (there := one()) is not None}))
+        return 0.1 * rate_of(task)
+
+    executor = MadeUp(ttft)
+    found = capacity(arms("a", "b"), LOAD, "ttft_p99<1.0", seeds=3, executor=executor)
+    assert len(found.arms[0].points) > 5 and most <= 9  # three seeds: of this load, the last, and as they were given
 
 
 def test_an_arm_that_fails_leaves_the_others() -> None:

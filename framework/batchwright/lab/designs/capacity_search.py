@@ -59,6 +59,7 @@ class CapacitySearch:
         """The next round, the arms of a seed beside each other."""
         wanted = [(seed, place, load) for place, arm in enumerate(self.arms) for load, seed in arm.wanted()]
         found = [(self.arms[place], seed, load) for seed, place, load in sorted(wanted)]
+        self.loads.keep_only({(seed, load) for _, seed, load in found})
         return [((arm, load), self.loads.task(arm.name, seed, load)) for arm, seed, load in found]
 
     def _take(self, owner: tuple[_Arm, float], outcome: Outcome) -> None:

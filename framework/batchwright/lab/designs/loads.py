@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from batchwright.errors import BatchwrightError
@@ -42,6 +43,10 @@ class Loads:
         if (seed, load) not in self._made:
             self._made[seed, load] = self._workload(task, load)
         return replace(task, workload=self._made[seed, load], point=self.words(load))
+
+    def keep_only(self, runs: Collection[tuple[int, float]]) -> None:
+        """Forget the workloads of all but these seeds and loads: a search has dozens, and each may be a whole trace."""
+        self._made = {run: workload for run, workload in self._made.items() if run in runs}
 
     def words(self, load: float) -> str:
         """A load in words."""
