@@ -19,11 +19,18 @@ FIELD = "waiting_lora_adapters"
 _MARK = "batchwright:"
 
 
+def in_rust() -> bool:
+    """Whether vLLM's server is the one in Rust, in which nothing of Python runs: no middleware, no loggers."""
+    return os.environ.get("VLLM_USE_RUST_FRONTEND", "") not in ("", "0")
+
+
 def is_taken() -> bool:
     """Whether the server takes out what is put in: our logger is installed, and ``VLLM_PLUGINS`` lets it be."""
     allowed = os.environ.get("VLLM_PLUGINS")
-    return (allowed is None or PLUGIN in allowed.split(",")) and any(
-        e.name == PLUGIN for e in entry_points(group=GROUP)
+    return (
+        not in_rust()
+        and (allowed is None or PLUGIN in allowed.split(","))
+        and any(e.name == PLUGIN for e in entry_points(group=GROUP))
     )
 
 

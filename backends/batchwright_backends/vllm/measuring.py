@@ -40,7 +40,7 @@ def measure(
     if not is_taken():
         logger.warning(
             "no series of the policy on /metrics: this installation has no entry point %r in %r, or VLLM_PLUGINS "
-            "leaves it out; install the package anew, or add it there",
+            "leaves it out (install the package anew, or add it there), or vLLM's server is the one in Rust",
             PLUGIN,
             GROUP,
         )

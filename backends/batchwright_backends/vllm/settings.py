@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, did_you_mean
+from batchwright_backends.vllm.carrier import in_rust
 from batchwright_backends.vllm.parts import RecordSettings
 from batchwright_backends.vllm.trusted import TrustedSettings, secret
 
@@ -60,9 +61,16 @@ class HostSettings(BaseModel):
         """With which fields of requests are stamped; None: nobody stamps.
 
         Raises:
-            ConfigError: the environment has none, and somebody stamps.
+            ConfigError: the environment has none, and somebody stamps; or it has a server without middleware.
         """
-        return None if self.trusted is None else secret()
+        if self.trusted is None:
+            return None
+        if in_rust():
+            raise ConfigError(
+                f"{SECTION}.trusted: vLLM's server in Rust has no middleware, so nobody would say whose requests are: "
+                "leave VLLM_USE_RUST_FRONTEND out of the environment, or trusted out of the configuration"
+            )
+        return secret()
 
     @field_validator("record", mode="before")
     @classmethod
