@@ -24,8 +24,10 @@ def attach(scheduler: Any, ledger: Ledger, clock_ns: Callable[[], int] = time.pe
     finish, shutdown = scheduler.finish_requests, scheduler.shutdown
 
     def tell(what: Callable[..., None], *args: Any) -> None:
-        if ledger.is_closed:
-            return
+        if not ledger.is_closed:
+            safely(what, *args)
+
+    def safely(what: Callable[..., None], *args: Any) -> None:
         try:
             what(*args)
         except Exception as error:
@@ -59,7 +61,7 @@ def attach(scheduler: Any, ledger: Ledger, clock_ns: Callable[[], int] = time.pe
         names = (request_ids,) if isinstance(request_ids, str) else request_ids
         names = names if names is None else list(names)  # read twice
         reason = "error" if status.name == "FINISHED_ERROR" else "abort"
-        stopped = stopped_of(scheduler, names) if names and reason == "abort" else ()
+        stopped = stopped_of(scheduler, names) if names and reason == "abort" and not ledger.is_closed else ()
         ended = finish(names, status)
         tell(ledger.stopped, stopped, "stop", clock_ns())
         tell(ledger.stopped, names, reason, clock_ns())
@@ -69,7 +71,7 @@ def attach(scheduler: Any, ledger: Ledger, clock_ns: Callable[[], int] = time.pe
         try:
             shutdown()
         finally:
-            tell(ledger.finish)
+            safely(ledger.finish)  # after a fault too: files are closed
 
     scheduler.add_request = add_request
     scheduler.schedule = schedule_and_tell

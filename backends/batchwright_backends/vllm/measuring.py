@@ -58,7 +58,11 @@ def measure(
     def make_stats(*args: Any, **kwargs: Any) -> Any:
         stats = make(*args, **kwargs)
         if stats is not None:
-            meter.tell(stats)
+            try:
+                meter.tell(stats)
+            except Exception:  # a description of a policy, say: vLLM serves on without series
+                logger.exception("the series of the policy end here, and vLLM goes on without them")
+                scheduler.make_stats = make
         return stats
 
     scheduler.make_stats = make_stats

@@ -10,10 +10,10 @@ import logging
 import secrets
 import threading
 import time
-from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 from batchwright.errors import ConfigError
@@ -28,7 +28,11 @@ logger = logging.getLogger("vllm.batchwright")
 _EVERY_S = 1.0
 _STEPS_OF_A_LINE = 1024
 _MOST_WAITING = 100_000
-"""Requests that may wait to be written; where the disk is slower than that, further ones are dropped and counted."""
+"""Requests that may wait to be written, and steps; where the disk is slower, further ones are dropped and counted."""
+_MOST_TOKENS = 20_000_000
+"""Tokens of prompts that may wait to be written: each is an object of Python's."""
+_PATIENCE_S = 10.0
+"""How long a server that shuts down waits for its disk."""
 
 Said = Callable[[Any], "Request | None"]
 
@@ -58,9 +62,11 @@ class Recording(Ledger):
         self._block_size = block_size
         self._said = said
         self._key = salt()
-        self._num_requests = self._num_dropped = 0
-        self._numbers: array[int] = array("q")
-        self._waiting: deque[tuple[Entry, Request | None] | array[int]] = deque()
+        self._num_requests = self._num_dropped = self._num_steps_dropped = self._num_unfit = 0
+        self._tokens_in = self._tokens_out = 0  # each is counted in one thread only
+        self._steps: deque[Numbers] = deque()
+        self._waiting: deque[tuple[Entry, Request | None]] = deque()
+        self._told = Counter[str]()
         self._asked: dict[str, Request | None] = {}
         head = {"run": secrets.token_hex(4), "start_unix_ns": time.time_ns(), "prefix_block_size": block_size, **about}
         try:
@@ -98,21 +104,19 @@ class Recording(Ledger):
     def ended(self, entry: Entry) -> None:
         """See :class:`Ledger`."""
         said = self._asked.pop(entry.name, None)
-        if len(self._waiting) >= _MOST_WAITING:
+        num = entry.record.num_prompt_tokens
+        if len(self._waiting) >= _MOST_WAITING or self._tokens_in - self._tokens_out + num > _MOST_TOKENS:
             self._num_dropped += 1
         else:
+            self._tokens_in += num
             self._waiting.append((entry, said))
 
     def step(self, numbers: Numbers, fingerprint: int) -> None:
         """See :class:`Ledger`."""
-        self._numbers.extend(numbers)
-        if len(self._numbers) >= _STEPS_OF_A_LINE * len(numbers):
-            self._hand_over_steps()
-
-    def _hand_over_steps(self) -> None:
-        numbers, self._numbers = self._numbers, array("q")
-        if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(numbers)
+        if len(self._steps) < _MOST_WAITING:
+            self._steps.append(numbers)
+        else:
+            self._num_steps_dropped += 1
 
     def failed(self, error: Exception) -> None:
         """See :class:`Ledger`."""
@@ -123,16 +127,23 @@ class Recording(Ledger):
         if self._done.is_set():
             return
         self._done.set()
-        self._thread.join()
+        self._thread.join(_PATIENCE_S)
         atexit.unregister(self.finish)
-        if self._numbers:
-            self._hand_over_steps()
-        for entry in list(self.entries.values()):
-            entry.record.num_output_tokens = len(entry.record.token_times_ns)
-            self.ended(entry)
-        self.is_closed = True
-        self._write()
-        self._parts.close()
+        if self._thread.is_alive():
+            self.is_closed = True
+            logger.error("the disk of %s does not answer: the last of the traffic is not recorded", self._parts.path)
+            return
+        if not self.is_closed:
+            self.settle()
+            for entry in list(self.entries.values()):
+                entry.record.num_output_tokens = len(entry.record.token_times_ns)
+                self.ended(entry)
+            self.is_closed = True
+            self._write()
+        try:
+            self._parts.close()
+        except OSError as error:
+            logger.error("the last of the traffic is not recorded: %s cannot be closed: %s", self._parts.path, error)
 
     # In the other thread ----------------------------------------------------------------------------------------
 
@@ -144,19 +155,34 @@ class Recording(Ledger):
         try:
             with self._writing:
                 while self._waiting:
-                    one = self._waiting.popleft()
-                    if isinstance(one, array):
-                        self._parts.write({"steps": one.tolist()})
-                    else:
-                        self._parts.write({"request": self._line(*one)})
-                if self._num_dropped:
-                    dropped, self._num_dropped = self._num_dropped, 0
-                    self._parts.write({"dropped": dropped})
+                    self._write_request(*self._waiting.popleft())
+                while self._steps:
+                    some = [self._steps.popleft() for _ in range(min(len(self._steps), _STEPS_OF_A_LINE))]
+                    self._parts.write({"steps": list(chain.from_iterable(some))})
+                self._write_lost()
                 self._parts.flush()
         except Exception as error:
             self.is_closed = True
             self._waiting.clear()
+            self._steps.clear()
             self.failed(error)
+
+    def _write_request(self, entry: Entry, said: Request | None) -> None:
+        self._tokens_out += entry.record.num_prompt_tokens
+        try:
+            line = self._line(entry, said)
+        except Exception:  # what is wrong with one request is not the others' affair
+            if not self._num_unfit:
+                logger.exception("request %r, and others like it, are left out of the recording", entry.name)
+            self._num_unfit += 1
+        else:
+            self._parts.write({"request": line})
+
+    def _write_lost(self) -> None:
+        lost = Counter(dropped=self._num_dropped, unfit=self._num_unfit, steps_dropped=self._num_steps_dropped)
+        for what, num in (lost - self._told).items():
+            self._parts.write({what: num})
+        self._told = lost
 
     def _line(self, entry: Entry, said: Request | None) -> dict[str, Any]:
         theirs = entry.request

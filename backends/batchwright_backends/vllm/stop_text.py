@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+_AHEAD = 64
+"""Tokens that the scheduler may have got for a request before the server, in another process, ends it."""
+
 
 def stopped_by_text(params: Any, token_ids: Sequence[int], tokenizer: Any) -> bool:
-    """Whether the text so far holds one of the strings that stop it.
+    """Whether the end of the text so far holds one of the strings that stop it.
+
+    A tokenizer that fails says nothing: this is for records, and whoever is being ended ends.
 
     Args:
         params: vLLM's sampling parameters of the request; None: it has none.
@@ -19,10 +24,15 @@ def stopped_by_text(params: Any, token_ids: Sequence[int], tokenizer: Any) -> bo
         tokenizer: of the model; None: there is none, and nobody knows.
     """
     stops = getattr(params, "stop", None)
+    stops = [stops] if isinstance(stops, str) else stops
     if not stops or not token_ids or tokenizer is None:
         return False
-    text = tokenizer.decode(list(token_ids), skip_special_tokens=params.skip_special_tokens)
-    return any(stop in text for stop in ([stops] if isinstance(stops, str) else stops))
+    most = _AHEAD + max(len(stop.encode()) for stop in stops)  # a token is a byte at least
+    try:
+        text = tokenizer.decode(list(token_ids[-most:]), skip_special_tokens=params.skip_special_tokens)
+    except Exception:  # of whoever wrote the tokenizer
+        return False
+    return any(stop in text for stop in stops)
 
 
 def stopped_of(scheduler: Any, names: Iterable[str]) -> list[str]:

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.utils import check_sequence_repetition  # pyright: ignore[reportMissingImports]
 
-from batchwright.errors import InvalidRequestError, did_you_mean
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
-from batchwright_backends.vllm.trusted import PREFIX, Said, fields_of
+from batchwright_backends.vllm.trusted import check_said, fields_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
-
-TRUSTED = tuple(Said.model_fields)
-"""What a request may say for policies in its ``vllm_xargs``, where requests are trusted."""
 
 
 def translate(request: VllmRequest, now_ns: int, *, trusted: bool, key: bytes | None = None) -> Request:
@@ -31,19 +27,21 @@ def translate(request: VllmRequest, now_ns: int, *, trusted: bool, key: bytes | 
         key: with which they are stamped by who may; None: nobody stamps.
 
     Raises:
-        InvalidRequestError: a field is out of its range.
+        InvalidRequestError: a field is unknown, of another type or out of its range.
     """
     params = request.sampling_params
     stops = set(params.stop_token_ids or ())
     if params.eos_token_id is not None:
         stops.add(params.eos_token_id)
     said = _said(request, now_ns, fields_of(params.extra_args or {}, key, trusted=trusted))
+    # Some of vLLM's ways in take a priority of a body past the middleware.
+    priority = request.priority if key is None or trusted else 0
     return Request(
         request.request_id,
         request.prompt_token_ids,
         SamplingParams(max_tokens=params.max_tokens, stop_token_ids=sorted(stops), ignore_eos=True),
         arrival_ns=now_ns,
-        **{"priority": request.priority, "session_id": request.session_id, **said},
+        **{"priority": priority, "session_id": request.session_id, **said},
     )
 
 
@@ -72,14 +70,9 @@ def repetition_check(request: VllmRequest) -> Callable[[int], bool] | None:
 
 
 def _said(request: VllmRequest, now_ns: int, said: dict[str, Any]) -> dict[str, Any]:
-    for name in said:
-        if name not in TRUSTED:
-            raise InvalidRequestError(
-                f"request {request.request_id!r}: {PREFIX}{name} is nothing that policies go by; "
-                f"{did_you_mean(name, TRUSTED)}"
-            )
+    said = check_said(request.request_id, said)
     if "slo_class" in said:
-        said["extra"] = {"slo_class": str(said.pop("slo_class"))}
+        said["extra"] = {"slo_class": said.pop("slo_class")}
     if "deadline_s" in said:  # from its arrival; ours count from the start of the clock
-        said["deadline_s"] = now_ns / 1e9 + float(said["deadline_s"])
+        said["deadline_s"] += now_ns / 1e9
     return said

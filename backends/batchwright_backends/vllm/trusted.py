@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from batchwright.errors import ConfigError
+from batchwright.errors import ConfigError, InvalidRequestError, did_you_mean
 
 SECRET = "BATCHWRIGHT_SECRET"
 """The variable of the environment that both processes read."""
@@ -22,7 +22,7 @@ PREFIX = "batchwright_"
 """Of each field in a request's ``vllm_xargs``."""
 STAMP = f"{PREFIX}stamp"
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Said(BaseModel):
@@ -89,6 +89,31 @@ def secret() -> bytes:
             "batchwright_backends.vllm.middleware.TrustedFields"
         )
     return value.encode()
+
+
+def check_said(request_id: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a request, each field of its type and within its range; whoever wrote it.
+
+    Args:
+        request_id: of the request, for the error.
+        fields: without their prefix.
+
+    Raises:
+        InvalidRequestError: a field is unknown, or what it says cannot be; the message names it.
+    """
+    try:
+        return Said.model_validate(fields).model_dump(exclude_none=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        if name not in Said.model_fields:
+            raise InvalidRequestError(
+                f"request {request_id!r}: {PREFIX}{name} is nothing that policies go by; "
+                f"{did_you_mean(name, tuple(Said.model_fields))}"
+            ) from None
+        raise InvalidRequestError(
+            f"request {request_id!r}: {PREFIX}{name}: {first['msg']}, not {str(first['input'])[:100]!r}"
+        ) from None
 
 
 def stamp(fields: Mapping[str, Any], key: bytes) -> str:

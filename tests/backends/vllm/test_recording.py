@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import random
+import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -332,6 +334,129 @@ def test_a_slow_disk_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     workload = load_workload(tmp_path)
     assert len(workload) == 2
     assert workload.notes == (f"{tmp_path.name}: 3 further requests were not recorded: the disk was too slow",)
+
+
+def test_long_prompts_that_wait_for_a_slow_disk_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchwright_backends.vllm.recording._MOST_TOKENS", 200)
+    server = Server(tmp_path)
+    for _ in range(2):  # what was written makes room
+        with server.recording._writing:
+            for i in range(3):
+                server.add(f"r{i}", range(90), 1)
+                server.step()
+        server.recording._write()
+    server.finish()
+    assert len(load_workload(tmp_path)) == 4
+
+
+def test_a_request_that_cannot_be_written_is_left_out_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever one client says, the others are recorded."""
+    said = Request("a", [1], SamplingParams(max_tokens=3))
+    said.session_id = 5  # type: ignore[assignment]
+    server = Server(tmp_path, {"a": said})
+    for name in ("a", "b"):
+        server.add(name, range(5), 1)
+    with caplog.at_level(logging.ERROR, "vllm.batchwright"):
+        server.finish()
+    assert "request 'a'" in caplog.text
+    assert len(load_workload(tmp_path)) == 1
+    note = f"{tmp_path.name}: 1 further requests were not recorded: what was said of them could not be written"
+    assert load_workload(tmp_path).notes == (note,)
+
+
+def test_steps_are_on_disk_each_second(tmp_path: Path) -> None:
+    """A server that is killed loses no more, however slow its steps are."""
+    server = Server(tmp_path)
+    server.add("a", range(5), 9)
+    server.step()
+    server.recording._write()
+    (part,) = tmp_path.glob(f"*{SUFFIX}")
+    assert b'"steps"' in zlib.decompressobj(31).decompress(part.read_bytes())
+    server.finish()
+
+
+def test_steps_that_a_slow_disk_has_no_room_for_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchwright_backends.vllm.recording._MOST_WAITING", 4)
+    server = Server(tmp_path)
+    with server.recording._writing:
+        server.add("a", range(5), 9)
+        for _ in range(9):
+            server.step()
+    server.finish()
+    assert {"steps_dropped": 5} in list(lines(tmp_path))
+
+
+def test_a_server_shuts_down_though_its_disk_hangs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchwright_backends.vllm.recording._PATIENCE_S", 0.05)
+    server = Server(tmp_path)
+    server.add("a", range(5), 1)
+    go_on = threading.Event()
+    monkeypatch.setattr(server.recording._parts, "write", lambda line: go_on.wait(60))
+    server.step()
+    thread = threading.Thread(target=server.recording._write)
+    server.recording._thread = thread
+    thread.start()
+    with caplog.at_level(logging.ERROR, "vllm.batchwright"):
+        server.finish()
+    go_on.set()
+    thread.join()
+    server.recording._parts.close()
+    assert server.core.was_shut and "does not answer" in caplog.text
+
+
+def test_files_are_closed_after_a_fault(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.add("a", range(5), 3)
+    server.recording.step = None  # type: ignore[assignment, method-assign]
+    server.finish()
+    assert server.recording._parts._file.closed
+
+
+def test_a_disk_that_is_full_at_the_end_stops_no_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    close = server.recording._parts.close
+    monkeypatch.setattr(server.recording._parts, "close", full)
+    with caplog.at_level(logging.ERROR, "vllm.batchwright"):
+        server.finish()
+    assert server.core.was_shut and "No space left" in caplog.text
+    close()
+
+
+class Tokens:
+    """A tokenizer of one character a token; ids from 1,000 on are unknown to it."""
+
+    longest = 0
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        self.longest = max(self.longest, len(token_ids))
+        return "".join(map(chr, token_ids))
+
+
+@pytest.mark.parametrize(
+    ("output", "ended"),
+    [("so END", "stop"), ("END" + "x" * 60, "stop"), ("END" + "x" * 500, "abort"), ("\U0001f600 so", "abort")],
+)
+def test_who_ends_by_a_string_is_told_from_its_last_tokens(tmp_path: Path, output: str, ended: str) -> None:
+    """The whole text is never decoded, and a tokenizer that fails ends nothing."""
+    server = Server(tmp_path)
+    tokenizer = Tokens()
+    server.core.structured_output_manager = SimpleNamespace(tokenizer=tokenizer)  # type: ignore[attr-defined]
+    request = server.add("a", range(5), 9)
+    request.sampling_params = SimpleNamespace(max_tokens=9, stop="END", skip_special_tokens=True)
+    request.output_token_ids = [-1 if ord(c) > 999 else ord(c) for c in output]
+    server.step()
+    server.core.finish_requests("a", SimpleNamespace(name="FINISHED_ABORTED"))
+    server.core.shutdown()
+    (found,) = (line["request"] for line in lines(tmp_path) if "request" in line)
+    assert found["finish_reason"] == ended and tokenizer.longest <= 67
 
 
 def test_a_folder_that_cannot_be_written_to_is_said_at_start(tmp_path: Path) -> None:

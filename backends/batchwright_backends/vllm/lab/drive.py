@@ -12,7 +12,7 @@ from batchwright.lab.drive import PROGRESS_S
 from batchwright.lab.materialize import Offer
 from batchwright.request import Request
 from batchwright_backends.vllm.lab.ledger import RunLedger
-from batchwright_backends.vllm.translation import TRUSTED
+from batchwright_backends.vllm.trusted import Said
 
 Tell = Callable[[int], bool]
 """Told about ten times a second how many requests have ended; whether the run is to end."""
@@ -121,7 +121,7 @@ class Drive:
 
 def said(request: Request) -> dict[str, Any]:
     """What policies are to know of a request, as vLLM's requests carry it."""
-    values = {name: getattr(request, name, None) for name in TRUSTED}
+    values = {name: getattr(request, name, None) for name in Said.model_fields}
     values["slo_class"] = request.extra.get("slo_class")
     if request.deadline_s is not None:
         values["deadline_s"] = request.deadline_s - request.arrival_ns / 1e9

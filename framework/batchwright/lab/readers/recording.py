@@ -217,6 +217,7 @@ class RecordedTraffic:
         num_left_out: after reading: requests that are none to offer, by why.
         bad_rows: after reading: what is wrong with those that were passed over.
         num_dropped: after reading: requests that the disk was too slow for.
+        num_unfit: after reading: requests that could not be written, for what was said of them.
         cut_off: after reading: parts that end in the middle.
     """
 
@@ -225,6 +226,7 @@ class RecordedTraffic:
     num_left_out: Counter[str] = field(default_factory=Counter)
     bad_rows: list[str] = field(default_factory=list)
     num_dropped: int = 0
+    num_unfit: int = 0
     cut_off: list[str] = field(default_factory=list)
 
     def rows(self) -> Iterator[WorkloadRow]:
@@ -259,10 +261,12 @@ class RecordedTraffic:
         self.num_left_out.clear()
         self.bad_rows.clear()
         self.cut_off.clear()
-        self.num_dropped = 0
+        self.num_dropped = self.num_unfit = 0
         for head, fields_ in self.lines():
             if "dropped" in fields_.values:
                 self.num_dropped += fields_.whole("dropped", 0)
+            elif "unfit" in fields_.values:
+                self.num_unfit += fields_.whole("unfit", 0)
             elif "request" in fields_.values:
                 try:
                     request = RecordedRequest(**checked_fields(fields_))
@@ -323,6 +327,9 @@ class RecordedTraffic:
         found = [f"{name}: {num:,} requests {why}: left out" for why, num in self.num_left_out.items()]
         if self.num_dropped:
             found.append(f"{name}: {self.num_dropped:,} further requests were not recorded: the disk was too slow")
+        if self.num_unfit:
+            why = "what was said of them could not be written"
+            found.append(f"{name}: {self.num_unfit:,} further requests were not recorded: {why}")
         if self.cut_off:
             found.append(f"{name}: {', '.join(self.cut_off)} was not closed: its last seconds may be missing")
         if self.bad_rows:
