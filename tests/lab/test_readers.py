@@ -181,7 +181,13 @@ def test_an_unknown_file_is_told_what_is_understood(write, text, says) -> None:
         load_workload(write(text))
     message = str(error.value)
     assert says in message
-    for known in ("TIMESTAMP,ContextTokens,GeneratedTokens", "hash_ids", "arrival_s", "synthetic:"):
+    for known in (
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "hash_ids",
+        "arrival_s",
+        "recorded inside vLLM",
+        "synthetic:",
+    ):
         assert known in message
     assert len(message) < 900
 

@@ -14,6 +14,7 @@ from batchwright.lab.readers.burstgpt import BURSTGPT
 from batchwright.lab.readers.jsonl import JSONL
 from batchwright.lab.readers.mooncake import MOONCAKE
 from batchwright.lab.readers.reader import LeftOut, Reader
+from batchwright.lab.readers.recording import DESCRIPTION as RECORDING
 from batchwright.lab.readers.sharegpt import SHAREGPT
 from batchwright.lab.row import WorkloadRow
 
@@ -114,7 +115,7 @@ class TraceFile:
         return tuple(left)
 
     def _understood(self) -> str:
-        formats = "; ".join(reader.description for reader in self.readers.values())
+        formats = "; ".join([*(reader.description for reader in self.readers.values()), RECORDING])
         return f"a workload is one of: {formats}; synthetic:rate=4,n=100,prompt=512,output=128"
 
 
