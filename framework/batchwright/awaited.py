@@ -236,7 +236,7 @@ class Awaited:
             request = rows[place]
             if packed[place] != _UNKNOWN_BITS and self.lives(request):
                 self._fill_in_one(request, int(packed[place]), now)
-        for request in roster.take_settled():
+        for request in roster.tokens.take_settled():
             if request._row >= 0 and (token := roster.last_token_of(request)) != UNKNOWN:
                 self._fill_in_one(request, token, now)  # it took over its tokens, this one too, and is still there
         if roster.last_ns == UNKNOWN:

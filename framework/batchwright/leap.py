@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from batchwright.results import why_at_its_end
 from batchwright.roster import EVERYBODY, NOBODY
+from batchwright.roster_tokens import MOST_AHEAD
 from batchwright.state import State
 from batchwright.step import Step
 
@@ -124,7 +125,7 @@ class Leaper:
                 return 0
             if roster.count != n:
                 state.board(n)
-        return min(roster.num_steps_to_end(), roster.most_ahead)
+        return min(roster.num_steps_to_end(), MOST_AHEAD)
 
     def can_defer(self) -> bool:
         """Whether nobody needs the tokens of the next step, but to read them one day."""
@@ -152,12 +153,13 @@ class Leaper:
         roster, blocks, ends = state.roster, state.blocks, ahead.ends_ns
         num, draw = len(ends), ahead.draw
         if draw is not None and self.can_defer():
-            roster.defer_ahead(num, draw)
+            roster.draw = draw
+            roster.tokens.defer_ahead(roster.steps, num)
         else:
             draw = None
             if state.stop_ids:
                 num = self._num_before_stop(ahead.token_ids[:num])
-            roster.write_ahead(ahead.token_ids[:num])
+            roster.tokens.write_ahead(roster.steps, roster.order, ahead.token_ids[:num])
         watched = self._watched() if state.queue and blocks.cache.enabled else _NOBODY
         free: list[int] = []
         ending: Sequence[Request] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -330,3 +331,7 @@ class Request(Standing):
             f"<Request {self.request_id!r} {state}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens, "
             f"{self.num_computed} computed, {self.num_scheduled} scheduled>"
         )
+
+
+BY_ADMISSION = attrgetter("_admission")
+"""Sorts requests by the order in which they were admitted."""

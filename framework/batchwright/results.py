@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from batchwright.backend import Draw, StepResult
 from batchwright.errors import BackendError
 from batchwright.logprobs import TokenLogprobs, keep_logprobs
-from batchwright.request import RESIDENT, UNKNOWN, Request
-from batchwright.roster import BY_ADMISSION
+from batchwright.request import BY_ADMISSION, RESIDENT, UNKNOWN, Request
 from batchwright.state import State
 from batchwright.step import Step
 

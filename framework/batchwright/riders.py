@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from batchwright.offers import Offers
-from batchwright.request import RESIDENT
-from batchwright.roster import BY_ADMISSION, EVERYBODY
+from batchwright.request import BY_ADMISSION, RESIDENT
+from batchwright.roster import EVERYBODY
 from batchwright.rules import Rules
 from batchwright.step import Step
 

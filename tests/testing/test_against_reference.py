@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from batchwright import roster, state
+from batchwright import state
 from batchwright.hookspecs import hookimpl
 from batchwright.limits import Limits
 from batchwright.plugins import load_plugins
@@ -21,6 +21,7 @@ from batchwright.policy import Policy
 from batchwright.prefix_cache import PrefixCache
 from batchwright.sampling_params import SamplingParams
 from testing.random_policy import RandomPolicy
+from testing.small_ring import shrink_ring
 from testing.twins import Twins
 
 NUM_STEPS = int(os.environ.get("BATCHWRIGHT_PROPERTY_STEPS", "10000"))
@@ -248,9 +249,8 @@ def test_long_rides_with_few_who_come_and_go(policy, monkeypatch):
     num_riding = num_steady = 0
     for seed in range(12):
         rng = random.Random(f"{policy} {seed}")
-        monkeypatch.setattr(roster, "RECENT", recent := rng.choice([4, 10, 16]))
-        monkeypatch.setattr(roster, "_HALF", recent // 2)
-        monkeypatch.setattr(roster, "_ROW", recent + rng.randrange(3))
+        recent = rng.choice([4, 10, 16])
+        shrink_ring(monkeypatch, recent, recent + rng.randrange(3))
         monkeypatch.setattr(state, "APART", rng.choice([0, 1, 4]))
         scheduler = {
             "num_blocks": rng.choice([40, 90]),

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from batchwright import roster
 from batchwright.active_policy import is_stationary
 from batchwright.limits import Limits
 from batchwright.plugins import load_plugins
 from batchwright.prefix_cache import PrefixCache
 from batchwright.sampling_params import SamplingParams
+from testing.small_ring import shrink_ring
 from testing.twins import Twins, next_token
 
 STATIONARY = sorted(name for name, policy in load_plugins().policies.items() if is_stationary(policy()))
@@ -74,9 +74,7 @@ def run_one(policy: str, rng: random.Random, seen: Counter[str]) -> None:
 @pytest.mark.parametrize("policy", STATIONARY)
 @pytest.mark.parametrize("recent", [16, 256])
 def test_leaps_are_what_single_steps_are(policy: str, recent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "RECENT", recent)
-    monkeypatch.setattr(roster, "_HALF", recent // 2)
-    monkeypatch.setattr(roster, "_ROW", recent + 3)
+    shrink_ring(monkeypatch, recent, recent + 3)
     seen: Counter[str] = Counter()
     for seed in range(NUM_RUNS):
         run_one(policy, random.Random(f"{policy} {recent} {seed}"), seen)
