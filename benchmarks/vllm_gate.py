@@ -20,7 +20,6 @@ import gc
 import hashlib
 import json
 import math
-import os
 import random
 import statistics
 import sys
@@ -30,9 +29,9 @@ from typing import Any
 
 from batchwright.lab.student import t_quantile
 from batchwright_backends.torch.models import ensure_model
-from batchwright_backends.vllm.honoured import CLASSES
 from batchwright_backends.vllm.surfaces import GUEST, HOST
 from peers_vllm import vllm_missing
+from small_vllm import scheduler_of, small_engine
 
 BOUND = 1.05
 LEVEL = 0.95
@@ -79,26 +78,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def make(adapter: str | None, is_async: bool) -> Any:
     """An engine with a small pool of its own."""
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm import LLM
-
-    options: dict[str, Any] = {}
-    if adapter is not None:
-        section = {"batchwright": {"policy": "vllm_v1"}}
-        options = {"scheduler_cls": CLASSES[adapter], "additional_config": section}
-    return LLM(
+    return small_engine(
         str(ensure_model("smollm2-135m")),
-        dtype="float32",
-        max_model_len=512,
-        block_size=32,
+        adapter,
+        {"policy": "vllm_v1"},
         num_gpu_blocks_override=160,
-        max_num_seqs=16,
         max_num_batched_tokens=256,
         async_scheduling=is_async,
-        enforce_eager=True,
         disable_log_stats=False,
-        **options,
     )
 
 
@@ -135,7 +122,7 @@ def take_turns(
     for name, answer in answers.items():
         if answer != expected:
             raise AssertionError(f"{name} answers otherwise than {next(iter(answers))}")
-        usage = engines[name].llm_engine.engine_core.engine_core.scheduler.get_kv_cache_usage()
+        usage = scheduler_of(engines[name]).get_kv_cache_usage()
         if usage:
             raise AssertionError(f"{name} holds {usage:.1%} of its blocks at the end")
     text = json.dumps(expected)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from peers_vllm import Vllm, vllm_missing
+from small_vllm import scheduler_of, small_engine
 
 ROWS = (64, 256, 1024)
 STEPS = 40
@@ -105,20 +105,10 @@ def _round(peer: Vllm, num: int) -> float:
 
 def serve(model: str, num: int) -> dict[str, Any]:
     """Serve a model with a recording, and add up what that takes."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM, SamplingParams
+    llm = small_engine(model, max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=1024)
+    from vllm import SamplingParams
 
-    llm = LLM(
-        model,
-        dtype="float32",
-        max_model_len=1024,
-        block_size=32,
-        max_num_seqs=32,
-        max_num_batched_tokens=1024,
-        enforce_eager=True,
-        async_scheduling=False,
-    )
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler = scheduler_of(llm)
     rng = random.Random(0)
     prompts = [{"prompt_token_ids": [rng.randrange(9, 9000) for _ in range(rng.randint(50, 500))]} for _ in range(num)]
     params = [SamplingParams(temperature=0, max_tokens=rng.randint(20, 60), ignore_eos=True) for _ in range(num)]

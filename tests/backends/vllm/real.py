@@ -1,63 +1,58 @@
-"""One run of a real model in vLLM, in a process of its own: prints what came out as a JSON object.
+"""Runs of a real model in vLLM, in a process of its own: a run for each line of stdin, and what came out as a line.
 
-python tests/backends/vllm/real.py MODEL '{"scheduler": "host", "policy": "vtc", "num_blocks": 40}'
+echo '{"model": "FOLDER", "scheduler": "host", "policy": "vtc", "num_blocks": 40}' | python tests/backends/vllm/real.py
 
-``num_ranks`` above 1 are tensor-parallel ranks, each on a core of its own.
+``num_ranks`` above 1 are tensor-parallel ranks; with ``--ranks`` each has a core of its own.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import sys
+import traceback
 from typing import Any
 
-SCHEDULERS = {
-    "host": "batchwright_backends.vllm.host.HostScheduler",
-    "guest": "batchwright_backends.vllm.scheduler",
-}
+from small_vllm import scheduler_of, small_engine
 
 
-def run(model: str, wanted: dict[str, Any]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
-
-    options: dict[str, Any] = {}
-    if wanted["scheduler"] in SCHEDULERS:
-        section = {"batchwright": {"policy": wanted["policy"]}}
-        options = {"scheduler_cls": SCHEDULERS[wanted["scheduler"]], "additional_config": section}
-    if wanted.get("num_blocks"):
+def run(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Start an engine, ask it 20 prompts, and let it go again."""
+    options: dict[str, Any] = {"max_num_batched_tokens": 128, "disable_log_stats": False}
+    if wanted["num_blocks"]:
         options["num_gpu_blocks_override"] = wanted["num_blocks"]
-    num_ranks = wanted.get("num_ranks", 1)
-    is_made = wanted.get("is_made", False)  # by make_model: it has no tokenizer
-    if num_ranks > 1:
-        options["tensor_parallel_size"] = num_ranks
-    llm = LLM(
-        model,
-        dtype="float32",
-        max_model_len=512,
-        block_size=32,
-        max_num_seqs=16,
-        max_num_batched_tokens=128,
-        async_scheduling=False,
-        enforce_eager=True,
-        disable_log_stats=False,
-        skip_tokenizer_init=is_made,
-        **options,
-    )
+    if wanted["num_ranks"] > 1:
+        options["tensor_parallel_size"] = wanted["num_ranks"]
+    is_made = wanted["is_made"]  # by make_model: it has no tokenizer
+    adapter = None if wanted["scheduler"] == "stock" else wanted["scheduler"]
+    llm = small_engine(wanted["model"], adapter, {"policy": wanted["policy"]}, skip_tokenizer_init=is_made, **options)
+    try:
+        return answers(llm, is_made=is_made)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+def answers(llm: Any, *, is_made: bool) -> dict[str, Any]:
+    """What an engine says, and what became of its blocks meanwhile."""
+    from vllm import SamplingParams
+
     rng = random.Random(0)
     low, high = (10, 2000) if is_made else (1000, 20_000)
     shared = [rng.randrange(low, high) for _ in range(40)]
     prompts, params = [], []
-    for i in range(24):
-        own = [rng.randrange(low, high) for _ in range(rng.randrange(5, 150))]
+    for i in range(20):
+        own = [rng.randrange(low, high) for _ in range(rng.randrange(5, 60))]
         prompts.append({"prompt_token_ids": (shared if i % 3 == 0 else []) + own})
         wants = 1 if i % 5 == 0 else None
-        most = rng.randrange(4, 60)
+        most = rng.randrange(20, 48)
         params.append(SamplingParams(temperature=0, max_tokens=most, logprobs=wants, detokenize=not is_made))
     outputs = llm.generate(prompts, params, use_tqdm=False)
     metrics = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
-    core = llm.llm_engine.engine_core.engine_core.scheduler
+    core = scheduler_of(llm)
     return {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],
         "reasons": [o.outputs[0].finish_reason for o in outputs],
@@ -107,12 +102,19 @@ def bind(num_ranks: int) -> str:
     return "|".join(str(cores[rank % len(cores)]) for rank in range(num_ranks))
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "--make":
+def main() -> None:
+    if sys.argv[1:2] == ["--make"]:
         make_model(sys.argv[2])
-        sys.exit()
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
-    asked = json.loads(sys.argv[2])
-    if asked.get("num_ranks", 1) > 1:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = bind(asked["num_ranks"])
-    print("\n" + json.dumps(run(sys.argv[1], asked)), flush=True)
+        return
+    if sys.argv[1:2] == ["--ranks"]:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = bind(int(sys.argv[2]))
+    for line in sys.stdin:
+        try:
+            found = run(json.loads(line))
+        except Exception:
+            found = {"failed": traceback.format_exc()}
+        print("\n" + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

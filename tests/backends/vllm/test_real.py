@@ -3,10 +3,8 @@ check-vllm."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,48 +13,65 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make check-vllm")
 
+from backends.vllm.elsewhere import asking, python
 from batchwright_backends.torch.models import ensure_model
 
 if not os.environ.get("BATCHWRIGHT_REAL_VLLM"):
     pytest.skip("minutes long: make check-vllm", allow_module_level=True)
 
-TINY = 24
+TINY = 18
 """Blocks that 16 requests at a time do not fit in."""
 
-SCRIPT = Path(__file__).with_name("real.py")
+SCRIPT = str(Path(__file__).with_name("real.py"))
 CLASSES = {"stock": "Scheduler", "host": "HostScheduler", "guest": "GuestScheduler"}
 ADAPTERS = ("host", "guest")
 
-
-def script(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+Real = Callable[..., dict[str, Any]]
 
 
-@cache
-def real(
-    scheduler: str, policy: str | None, num_blocks: int | None, model: str = "", num_ranks: int = 1
-) -> dict[str, Any]:
-    wanted = {
-        "scheduler": scheduler,
-        "policy": policy,
-        "num_blocks": num_blocks,
-        "num_ranks": num_ranks,
-        "is_made": bool(model),
-    }
-    said = script(model or str(ensure_model("smollm2-135m")), json.dumps(wanted))
-    found = dict(json.loads(next(line for line in reversed(said.splitlines()) if line.startswith("{"))))
-    assert found.pop("scheduler").startswith(CLASSES[scheduler])
-    assert found.pop("num_ranks") == num_ranks
-    assert found["usage"] == 0
-    return found
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model, since SmolLM2-135M's nine heads cannot be shared by two."""
+    folder = tmp_path_factory.mktemp("model")
+    python(SCRIPT, "--make", str(folder))
+    return str(folder)
+
+
+def ask_in(folder: Path, num_ranks: int, *options: str) -> Iterator[Real]:
+    """A process in which engines run, one after the other."""
+    with asking(folder, SCRIPT, *options) as ask:
+
+        @cache
+        def real(scheduler: str, policy: str | None, num_blocks: int | None, made: str = "") -> dict[str, Any]:
+            found = ask(
+                {
+                    "model": made or str(ensure_model("smollm2-135m")),
+                    "scheduler": scheduler,
+                    "policy": policy,
+                    "num_blocks": num_blocks,
+                    "num_ranks": num_ranks,
+                    "is_made": bool(made),
+                }
+            )
+            assert "failed" not in found, found["failed"]
+            assert found.pop("scheduler").startswith(CLASSES[scheduler])
+            assert found.pop("num_ranks") == num_ranks
+            assert found["usage"] == 0
+            return found
+
+        yield real
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    """A run: of stock or an adapter, a policy, so many blocks (None: ample), a model (SmolLM2-135M)."""
+    yield from ask_in(tmp_path_factory.mktemp("one"), 1)
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    """The same, on two tensor-parallel ranks."""
+    yield from ask_in(tmp_path_factory.mktemp("two"), 2, "--ranks", "2")
 
 
 def is_stock(stock: dict[str, Any], ours: dict[str, Any], adapter: str) -> None:
@@ -71,7 +86,7 @@ def is_stock(stock: dict[str, Any], ours: dict[str, Any], adapter: str) -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("num_blocks", [None, TINY])
-def test_vllm_v1_is_stock(num_blocks: int | None, adapter: str) -> None:
+def test_vllm_v1_is_stock(real: Real, num_blocks: int | None, adapter: str) -> None:
     stock = real("stock", None, num_blocks)
     assert stock["preemptions"] > 3 if num_blocks else stock["preemptions"] == 0
     assert stock["hits"] > 0
@@ -80,7 +95,7 @@ def test_vllm_v1_is_stock(num_blocks: int | None, adapter: str) -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("policy", ["prefill_first", "stall_free:chunk_size=48", "vtc", "priority", "sjf"])
-def test_other_policies_give_the_same_tokens(policy: str, adapter: str) -> None:
+def test_other_policies_give_the_same_tokens(real: Real, policy: str, adapter: str) -> None:
     """Of the same requests, all of which end, while residents are evicted."""
     stock, ours = real("stock", None, TINY), real(adapter, policy, TINY)
     for what in ("tokens", "reasons"):
@@ -89,17 +104,10 @@ def test_other_policies_give_the_same_tokens(policy: str, adapter: str) -> None:
     assert not {"raised", "late", "otherwise"} & set(ours["fallbacks"])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    script("--make", str(folder))
-    return str(folder)
-
-
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_two_tensor_parallel_ranks(model: str, adapter: str) -> None:
-    """A random model, since SmolLM2-135M's nine heads cannot be shared by two; with too few blocks."""
-    stock = real("stock", None, TINY, model, 2)
+def test_two_tensor_parallel_ranks(real: Real, on_two_ranks: Real, model: str, adapter: str) -> None:
+    """With too few blocks."""
+    stock = on_two_ranks("stock", None, TINY, model)
     assert stock["preemptions"] > 3
     assert stock["tokens"] == real("stock", None, TINY, model)["tokens"]
-    is_stock(stock, real(adapter, "vllm_v1", TINY, model, 2), adapter)
+    is_stock(stock, on_two_ranks(adapter, "vllm_v1", TINY, model), adapter)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make check-vllm")
 
+from backends.vllm.elsewhere import python
 from batchwright.lab import load_workload
+from batchwright_backends.torch.models import ensure_model
 
 if not os.environ.get("BATCHWRIGHT_REAL_VLLM"):
     pytest.skip("minutes long: make check-vllm", allow_module_level=True)
@@ -31,38 +32,11 @@ ON_VLLM = ["--backend", "vllm:smollm2-135m", *(part for n, v in SIZES.items() fo
 LOAD = "synthetic:rate=20,n=12,prompt=uniform(20,150),output=uniform(4,24),prefix=32"
 CROWD = "synthetic:rate=200,n=10,prompt=uniform(20,150),output=uniform(30,60),prefix=32"
 
-RECORDS = """
-import sys
-from vllm import LLM, SamplingParams
-
-if __name__ == "__main__":
-    model, folder = sys.argv[1:]
-    llm = LLM(
-        model, dtype="float32", max_model_len=512, block_size=32, max_num_seqs=8, max_num_batched_tokens=256,
-        enforce_eager=True, scheduler_cls="batchwright_backends.vllm.scheduler",
-        additional_config={"batchwright": {"policy": "observe", "record": folder, "trust_requests": True}},
-    )
-    shared = list(range(1000, 1064))
-    prompts = [{"prompt_token_ids": [*shared, *range(2000 + 100 * i, 2030 + 100 * i)]} for i in range(10)]
-    params = [
-        SamplingParams(
-            temperature=0, max_tokens=6 + i, ignore_eos=True, extra_args={"batchwright_client_id": f"client-{i % 3}"}
-        )
-        for i in range(10)
-    ]
-    llm.generate(prompts, params, use_tqdm=False)
-    assert type(llm.llm_engine.engine_core.engine_core.scheduler).__name__ in ("Scheduler", "AsyncScheduler")
-    llm.llm_engine.engine_core.shutdown()
-"""
+RECORDS = str(Path(__file__).with_name("records.py"))
 
 
 def batchwright(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "batchwright", *args], capture_output=True, text=True, timeout=900, env=env
-    )
-    assert done.returncode == code, done.stderr[-3000:]
-    return done
+    return python("-m", "batchwright", *args, code=code)
 
 
 def test_policies_are_compared_on_vllm_by_the_labs_own_command(tmp_path: Path) -> None:
@@ -107,19 +81,8 @@ def test_decisions_of_our_scheduler_in_vllm_replay(tmp_path: Path) -> None:
 
 
 def test_a_recorded_window_of_traffic_is_replayed_in_the_simulator(tmp_path: Path) -> None:
-    from batchwright_backends.torch.models import ensure_model
-
-    folder, script = tmp_path / "traffic", tmp_path / "records.py"
-    script.write_text(RECORDS)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), str(ensure_model("smollm2-135m")), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=env,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    folder = tmp_path / "traffic"
+    python(RECORDS, str(ensure_model("smollm2-135m")), str(folder))
     workload = load_workload(folder)
     assert [(r.num_prompt_tokens, r.num_output_tokens, r.client_id) for r in workload.held()] == [
         (94, 6 + i, f"client-{i % 3}") for i in range(10)
