@@ -42,6 +42,11 @@ def test_there_is_no_page_of_another() -> None:
     assert {page.stem for page in FOLDER.glob("*.md")} == set(OWN)
 
 
+def test_the_readme_counts_them() -> None:
+    found = re.search(r"^\| policies \| (\d+);", (TESTS.parent / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None and int(found[1]) == len(OWN)
+
+
 @every
 def test_each_has_a_card_whose_rules_are_in_the_code(name: str) -> None:
     found = card_of(OWN[name])
