@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -13,6 +10,7 @@ import yaml
 from batchwright.active_policy import ActivePolicy, is_policy_class
 from batchwright.composition import check_composition
 from batchwright.errors import ConfigError, did_you_mean
+from batchwright.file_module import import_file
 from batchwright.hookspecs import DECISIONS
 from batchwright.plugin_checks import check_plugin
 from batchwright.plugins import Plugins, load_plugins
@@ -200,20 +198,8 @@ def _named(spec: str | Mapping[str, Any], problem: str, example: str) -> tuple[s
 
 def _from_file(name: str, base: type[Kind]) -> type[Kind]:
     path, _, attribute = name.rpartition(":")
-    file = Path(path)
     kind = base.__name__.lower()
-    if not file.is_file():
-        raise ConfigError(f"{kind} {name!r}: there is no file {path}")
-    module_name = f"_batchwright_{kind}_{file.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{kind} {name!r}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # pydantic and dataclasses look modules up by name
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{kind} {name!r}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+    module = import_file(path, kind, f"{kind} {name!r}: ")
     cls = getattr(module, attribute, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         found = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, base) and v is not base]

@@ -49,7 +49,6 @@ def run_fleet(config: EngineConfig, workload: Workload, **options: Unpack[RunOpt
                 on_engine(engine)
         first = engines[0]
         name = arm if arm is not None else first.policy_name
-        capacity, limits = first.capacity, first.limits
         arrivals = Arrivals.at(
             first,
             workload,
@@ -76,14 +75,7 @@ def run_fleet(config: EngineConfig, workload: Workload, **options: Unpack[RunOpt
             policy=first.policy_name,
             backend=first.backend.name,
             settings=json.loads(json.dumps({**first.effective.values, **fleet.describe()}, default=str)),
-            limits=RunLimits(
-                max_num_seqs=limits.max_num_seqs,
-                max_num_batched_tokens=limits.max_num_batched_tokens,
-                max_num_residents=limits.max_num_residents,
-                max_model_len=limits.max_model_len,
-                num_blocks=capacity.num_blocks,
-                block_size=capacity.block_size,
-            ),
+            limits=RunLimits.of(first),
             virtual_time=True,
             requests=recorder.requests,
             offered=recorder.offered,

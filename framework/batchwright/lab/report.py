@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -237,27 +237,26 @@ def _table(comparison: Comparison, chosen: Sequence[Metric] | None) -> Renderabl
 def _classes(comparison: Comparison) -> Iterator[RenderableType]:
     """Of each arm whose requests are of several classes, a row for each."""
     for arm, classes in comparison.classes.items():
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        table.add_column(Text(f"classes of {arm}"), overflow="fold")
-        for heading in OF_CLASSES:
-            table.add_column(Text(heading), justify="right")
-        for name, summary in classes.items():
-            numbers = [number(metric, summary[metric.name]) for metric in OF_CLASSES.values()]
-            table.add_row(Text(name), *map(Text, numbers))
-        yield Padding(table, (0, 0, 1, 0))
+        yield _parts(f"classes of {arm}", OF_CLASSES, classes.items())
 
 
 def _replicas(comparison: Comparison) -> Iterator[RenderableType]:
     """Of each arm with several replicas, a row for each."""
     for arm, summaries in comparison.replicas.items():
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        table.add_column(Text(f"replicas of {arm}"), overflow="fold")
-        for heading in OF_REPLICAS:
-            table.add_column(Text(heading), justify="right")
-        for place, summary in enumerate(summaries):
-            numbers = [number(metric, summary[metric.name]) for metric in OF_REPLICAS.values()]
-            table.add_row(Text(str(place)), *map(Text, numbers))
-        yield Padding(table, (0, 0, 1, 0))
+        yield _parts(f"replicas of {arm}", OF_REPLICAS, ((str(place), one) for place, one in enumerate(summaries)))
+
+
+def _parts(
+    heading: str, columns: Mapping[str, Metric], rows: Iterable[tuple[str, Mapping[str, Any]]]
+) -> RenderableType:
+    """The parts of an arm, a row for each."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(Text(heading), overflow="fold")
+    for column in columns:
+        table.add_column(Text(column), justify="right")
+    for name, summary in rows:
+        table.add_row(Text(name), *(Text(number(metric, summary[metric.name])) for metric in columns.values()))
+    return Padding(table, (0, 0, 1, 0))
 
 
 def _heading(arm: str) -> Text:

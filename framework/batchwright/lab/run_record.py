@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.records import OfferedRecord, RequestRecord, StepRecord
@@ -14,6 +14,9 @@ from batchwright.lab.step_records import StepRecords
 from batchwright.lab.window import Window
 from batchwright.predictor import NO_PREDICTIONS
 from batchwright.version import RECORD_VERSION
+
+if TYPE_CHECKING:
+    from batchwright.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,19 @@ class RunLimits:
     max_model_len: int | None
     num_blocks: int
     block_size: int
+
+    @classmethod
+    def of(cls, engine: Engine) -> RunLimits:
+        """Those of an engine."""
+        limits, capacity = engine.limits, engine.capacity
+        return cls(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_residents=limits.max_num_residents,
+            max_model_len=limits.max_model_len,
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+        )
 
 
 @dataclass(slots=True)

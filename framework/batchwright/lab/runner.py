@@ -209,7 +209,6 @@ def _run(
 
             stack.enter_context(DecisionRecorder(decisions, engine.scheduler, case=arm or engine.policy_name))
         name = arm if arm is not None else engine.policy_name
-        capacity, limits = engine.capacity, engine.limits
         head = {
             "arm": name,
             "backend": engine.backend.name,
@@ -218,14 +217,7 @@ def _run(
             "virtual_time": isinstance(engine.clock, VirtualClock),
             "seed": seed,
         }
-        sizes = RunLimits(
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_num_residents=limits.max_num_residents,
-            max_model_len=limits.max_model_len,
-            num_blocks=capacity.num_blocks,
-            block_size=capacity.block_size,
-        )
+        sizes = RunLimits.of(engine)
         begin({**head, "limits": asdict(sizes)})
         arrivals = Arrivals.at(  # before the clock counts
             engine, workload, declared, seed=seed, respect_eos=respect_eos, vocab_size=vocab_size

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 from batchwright.active_policy import is_policy_class
 from batchwright.errors import ConfigError, did_you_mean
+from batchwright.file_module import import_file
 from batchwright.plugins import Plugins
 from batchwright.policy import Policy
 from batchwright.resolve import parse_arm
@@ -35,7 +33,7 @@ def find_subjects(text: str, installed: Plugins) -> list[Subject]:
     if head.endswith(".py"):
         if rest:
             return [Subject(text, installed=installed)]
-        return _all_of(_load_file(head), head)
+        return _all_of(import_file(head, "check"), head)
     if head in installed.policies:
         return [Subject(text, installed=installed)]
     module = _import(head, installed)
@@ -86,20 +84,3 @@ def _import(name: str, installed: Plugins) -> ModuleType:
     raise ConfigError(
         f"there is no policy and no module {name!r}; policies: {did_you_mean(name, installed.policies)}; write {FORMS}"
     )
-
-
-def _load_file(path: str) -> ModuleType:
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"there is no file {path}")
-    name = f"_batchwright_check_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pydantic looks modules up by name
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
