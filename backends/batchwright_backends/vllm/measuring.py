@@ -63,6 +63,7 @@ def measure(
             except Exception:  # a description of a policy, say: vLLM serves on without series
                 logger.exception("the series of the policy end here, and vLLM goes on without them")
                 scheduler.make_stats = make
+                meter.close()
         return stats
 
     scheduler.make_stats = make_stats

@@ -82,6 +82,7 @@ class Meter:
         self._policy, self._num_fallbacks, self._policy_ns = policy, num_fallbacks, policy_ns
         self._clock_s = clock_s
         self._start_s = self._last_s = clock_s()
+        self._is_closed = False
         self._here: dict[str, _Here] = {}
         self._awaited: dict[str, _Here] = {}  # admitted, and without a token
         self._clients, self._kinds = TopClients(most_clients), dict[str, None]()
@@ -94,11 +95,19 @@ class Meter:
         self._told_fallbacks: dict[str, int] = {}
         self._told_ns = 0
 
+    def close(self) -> None:
+        """Nothing is told any more, so nothing is counted."""
+        self._is_closed = True
+        for one in (self._here, self._awaited, self._served, self._first_tokens, self._admissions):
+            one.clear()
+
     # What is observed ---------------------------------------------------------------------------------------
 
     @hookimpl
     def request_arrived(self, request: Request) -> None:
         """It waits."""
+        if self._is_closed:
+            return
         one = self._here[request.request_id] = _Here(request, self._clock_s())
         if one.kind and one.kind not in self._kinds:
             if len(self._kinds) < self._most_kinds:

@@ -78,7 +78,7 @@ class Parts:
 
     Args:
         settings: where to.
-        head: the first line of each, beside its format.
+        head: the first line of each, beside its format; ``run`` in it is a name that no other server has.
 
     Raises:
         OSError: the folder or the first file cannot be written.
@@ -88,7 +88,7 @@ class Parts:
         self._settings = settings
         self._folder = Path(settings.dir).expanduser()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+        self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}-{head['run']}"
         self._head = {"format": FORMAT, "step_fields": FIELDS, **head}
         self._written: list[Path] = []
         self._number = 0

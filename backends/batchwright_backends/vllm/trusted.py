@@ -34,10 +34,10 @@ class Said(BaseModel):
     slo_class: str | None = Field(default=None, min_length=1, description="What kind of request it is.")
     weight: float | None = Field(default=None, gt=0, description="Its client's share, against others' 1.")
     priority: int | None = Field(default=None, description="Lower is more urgent.")
-    deadline_s: float | None = Field(default=None, gt=0, description="Seconds from its arrival.")
+    deadline_s: float | None = Field(default=None, ge=0, description="Seconds from its arrival.")
     session_id: str | None = Field(default=None, min_length=1, description="The conversation that it belongs to.")
     program_id: str | None = Field(default=None, min_length=1, description="The agent's program that it belongs to.")
-    predicted_output_tokens: int | None = Field(default=None, ge=1, description="How long somebody expects it to be.")
+    predicted_output_tokens: int | None = Field(default=None, ge=0, description="How long somebody expects it to be.")
 
 
 class TrustedSettings(BaseModel):

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import threading
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -538,6 +539,17 @@ def test_several_servers_may_record_to_one_folder(tmp_path: Path) -> None:
         server.finish()
     gap = load_workload(tmp_path).held()[1].arrival_ns
     assert 5 * 10**9 <= gap < 6 * 10**9
+
+
+def test_servers_in_containers_may_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the same process id in its own."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    monkeypatch.setattr(time, "strftime", lambda *args: "20260101T000000Z")
+    servers = [Server(tmp_path) for _ in range(2)]
+    for server in servers:
+        server.add("a", range(5), 1)
+        server.finish()
+    assert len(load_workload(tmp_path)) == 2
 
 
 def test_records_of_requests_can_be_had(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from batchwright.errors import InvalidRequestError
+from batchwright.request import Request
+from batchwright.sampling_params import SamplingParams
+from batchwright.scheduler import Scheduler
 from batchwright_backends.vllm import measuring
+from batchwright_backends.vllm.lab import drive
 from batchwright_backends.vllm.settings import HostSettings
 from batchwright_backends.vllm.trusted import STAMP, check_said, stamp
 
@@ -28,7 +32,7 @@ WRONG = [
     ("deadline_s", "soon"),
     ("deadline_s", math.nan),
     ("deadline_s", -1.0),
-    ("predicted_output_tokens", 0),
+    ("predicted_output_tokens", -1),
     ("predicted_output_tokens", 1.5),
 ]
 
@@ -61,12 +65,35 @@ def test_series_that_fail_end_and_vllm_goes_on(
 
     stats = object()
     scheduler = SimpleNamespace(num_fallbacks={}, policy_ns=0, make_stats=lambda: stats)
+    meters: list[Any] = []
     measuring.measure(
-        scheduler, "host", HostSettings(), log_stats=True, register=lambda observer, name: None, policy=policy
+        scheduler,
+        "host",
+        HostSettings(),
+        log_stats=True,
+        register=lambda meter, name: meters.append(meter),
+        policy=policy,
     )
+    core = Scheduler("vllm_v1", num_blocks=100, block_size=4, plugins=meters)
     with caplog.at_level(logging.ERROR, "vllm.batchwright"):
         assert scheduler.make_stats() is stats and scheduler.make_stats() is stats
     assert caplog.text.count("vLLM goes on without them") == 1
+    for i in range(20):
+        core.add(Request(str(i), [1] * 6, SamplingParams(max_tokens=2), client_id="a"))
+    while core.has_unfinished():
+        batch = core.schedule()
+        core.update(batch, [7] * int(batch.samples.sum()))
+    kept = [value for value in vars(meters[0]).values() if isinstance(value, list | dict)]
+    assert kept and not any(kept), "what nobody takes is kept"
+
+
+def test_what_the_lab_offers_can_be_said() -> None:
+    """Whatever a workload may say of a request, policies in vLLM can be told."""
+    request = Request(
+        "r", [1], SamplingParams(), arrival_ns=3, client_id="", deadline_s=3e-9, predicted_output_tokens=0, weight=0.5
+    )
+    fields = {name.removeprefix("batchwright_"): value for name, value in drive.said(request).items()}
+    assert check_said("r", fields) == {"deadline_s": 0.0, "predicted_output_tokens": 0, "weight": 0.5, "priority": 0}
 
 
 def translated(key: bytes | None, *, trusted: bool, **extra: Any) -> Any:

@@ -124,5 +124,5 @@ def said(request: Request) -> dict[str, Any]:
     values = {name: getattr(request, name, None) for name in Said.model_fields}
     values["slo_class"] = request.extra.get("slo_class")
     if request.deadline_s is not None:
-        values["deadline_s"] = request.deadline_s - request.arrival_ns / 1e9
-    return {f"batchwright_{name}": value for name, value in values.items() if value is not None}
+        values["deadline_s"] = max(0.0, request.deadline_s - request.arrival_ns / 1e9)
+    return {f"batchwright_{name}": value for name, value in values.items() if value not in (None, "")}
