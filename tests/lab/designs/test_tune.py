@@ -14,14 +14,19 @@ import pytest
 
 from batchwright import EngineConfig
 from batchwright.errors import ConfigError
-from batchwright.lab import load_workload
+from batchwright.lab import RequestMetric, load_workload
+from batchwright.lab.designs.bounds import parse_bounds
+from batchwright.lab.designs.measure import parse_measure
+from batchwright.lab.designs.setup import Setup
 from batchwright.lab.designs.space import Space, make_spaces
-from batchwright.lab.designs.tune import tune
-from batchwright.lab.designs.tune_plan import HELD_OUT
+from batchwright.lab.designs.tune import run_tune, tune
+from batchwright.lab.designs.tune_plan import HELD_OUT, TunePlan
 from batchwright.lab.designs.tune_report import config_to_use, format_tuning
 from batchwright.lab.designs.tuning import Tuning
 from batchwright.lab.executors import Task
 from batchwright.lab.experiment import RUNS
+from batchwright.lab.family import Family
+from batchwright.lab.plugin_metrics import MetricSet
 
 from .made_up import MadeUp
 
@@ -128,6 +133,43 @@ def test_a_goal_that_no_table_has_is_validated_seed_by_seed() -> None:
     assert alone.to_json()["gain"]["words"] == "not tested"
     noise = search(lambda task: random.Random(f"{task.seed} {chunk(task)}").uniform(0.4, 0.6), goal="ttft_p97")
     assert "a gain is not shown on fresh seeds" in closing(noise)
+
+
+def test_a_goal_that_differs_by_the_same_number_in_few_seeds_is_not_shown() -> None:
+    """As in an A/B: two throws of a coin come out alike half the time."""
+
+    def ttft(task: Task) -> float:
+        return 0.5 + abs(chunk(task) - 200) / 1000
+
+    for held_out, words in ((2, "no difference shown"), (6, "better")):
+        assert search(ttft, goal="ttft_p97", held_out=held_out).to_json()["gain"]["words"] == words
+
+
+def test_the_goal_is_the_one_metric_that_the_validation_is_about() -> None:
+    found = search()
+    assert found.validation is not None and found.validation.family == Family(0.95, ("mean_ttft_ms",))
+    interval = found.validation.verdict("mean_ttft_ms").interval
+    assert interval is not None and interval.level == pytest.approx(0.975)
+
+
+def test_a_metric_of_a_plugin_is_a_goal_and_a_bound() -> None:
+    own = MetricSet({"wait": RequestMetric(lambda r: (r.token_times_ns[0] - r.arrival_ns) / 1e9, better="lower")})
+    for goal, slo in (("mean_wait", None), ("ttft_mean", "mean_wait<9")):
+        plan = TunePlan(
+            spaces=make_spaces([CHUNK]),
+            goal=parse_measure(goal, "goal", own.metrics),
+            bounds=() if slo is None else parse_bounds(slo, own.metrics),
+            num_trials=12,
+            seeds=(0,),
+            held_out=(7, 8, 9),
+            confidence=0.95,
+            batch=1,
+            seed=0,
+        )
+        found = run_tune(Setup({"a": ARM}, LOAD), plan, MadeUp(bowl), metrics=own)
+        assert closing(found).startswith("the gain holds on fresh seeds") and found.arms == ("as given", "tuned")
+        fresh = found.to_json()["fresh"]["tuned"]
+        assert fresh["goal"] < 0.8 and not fresh["missed"] and fresh["edges"].keys() == ({slo} if slo else set())
 
 
 def chunk_of(found: Tuning) -> int:

@@ -43,7 +43,7 @@ def gain_of(tuning: Tuning) -> Gain | None:
     verdict = next((v for v in comparison.verdicts if v.metric == goal.metric), None)
     if verdict is not None:
         return Gain(verdict.words, size(comparison.metrics.metrics[verdict.metric], verdict))
-    given, tuned = ([goal.of(run) for run in comparison.runs if run.arm == arm] for arm in tuning.arms)
+    given, tuned = ([values[0] for values in tuning.on_fresh[arm]] for arm in tuning.arms)
     pairs = [(a, b) for a, b in zip(given, tuned, strict=True) if a is not None and b is not None]
     if not pairs:
         return Gain(NOT_TESTED, "")
@@ -55,4 +55,6 @@ def gain_of(tuning: Tuning) -> Gain | None:
     low, high = mean - margin, mean + margin
     up, down = (BETTER, WORSE) if goal.better == "higher" else (WORSE, BETTER)
     words = up if low > 0 else down if high < 0 else NOT_SHOWN
+    if not margin and 2.0 ** (1 - len(pairs)) > 1 - tuning.plan.confidence:  # as likely a sign as heads in every throw
+        words = NOT_SHOWN
     return Gain(words, f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]")

@@ -19,6 +19,7 @@ from batchwright.lab.designs.study import Study
 from batchwright.lab.designs.tune_plan import DEFAULT, TUNED, TunePlan
 from batchwright.lab.designs.tuning import Trial
 from batchwright.lab.executors import Outcome, Task
+from batchwright.lab.family import Family
 from batchwright.lab.plugin_metrics import MetricSet
 from batchwright.lab.repetition import in_order
 from batchwright.lab.saved_runs import SavedRuns
@@ -120,7 +121,17 @@ class Tuner:
             raise error
         if experiment.was_interrupted:
             return None
-        return compare(in_order(experiment.runs, (DEFAULT, TUNED)), seed=self._setup.seed, metrics=self._metrics)
+        return compare(
+            in_order(experiment.runs, (DEFAULT, TUNED)),
+            seed=self._setup.seed,
+            family=self._family(),
+            metrics=self._metrics,
+        )
+
+    def _family(self) -> Family:
+        """The goal is what is asked, and no other metric: one that tables have is the only primary one."""
+        goal, known = self._plan.goal.metric, self._metrics.metrics
+        return Family(self._plan.confidence, (goal,) if goal in known else ())
 
 
 def _excess(bound: Bound, edge: float | None) -> float:

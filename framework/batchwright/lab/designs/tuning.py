@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from batchwright.config import EngineConfig
@@ -15,6 +16,7 @@ from batchwright.lab.designs.measure import Measure
 from batchwright.lab.designs.space import Value
 from batchwright.lab.designs.tune_closing import closing_lines
 from batchwright.lab.designs.tune_plan import DEFAULT, TUNED, TunePlan
+from batchwright.lab.summary import summarize
 from batchwright.version import RECORD_VERSION
 
 
@@ -83,11 +85,24 @@ class Tuning(Answer):
         """Of an arm of the validation: the mean of the goal, and the edge of each bound by its text."""
         if self.validation is None:
             return None, {}
-        runs = [run for run in self.validation.runs if run.arm == arm]
-        goals = [self.plan.goal.of(run) for run in runs]
         bounds, confidence = self.plan.bounds, self.plan.confidence
-        edges = {b.text: b.edge([b.measure.of(run) for run in runs], confidence) for b in bounds}
-        return mean_of(goals), edges
+        values = self.on_fresh[arm]
+        edges = {
+            b.text: b.edge([measured[place] for measured in values], confidence) for place, b in enumerate(bounds, 1)
+        }
+        return mean_of([measured[0] for measured in values]), edges
+
+    @cached_property
+    def on_fresh(self) -> dict[str, list[list[float | None]]]:
+        """Of each arm of the validation and each of its runs: the goal, and what each bound is held to."""
+        found: dict[str, list[list[float | None]]] = {arm: [] for arm in self.arms}
+        measures = (self.plan.goal, *(bound.measure for bound in self.plan.bounds))
+        if self.validation is None:
+            return found
+        for run in self.validation.runs:
+            summary = summarize(run, self.validation.metrics)
+            found[run.arm].append([measure.of(run, summary) for measure in measures])
+        return found
 
     def _fresh(self, arm: str) -> dict[str, Any]:
         goal, edges = self.on_fresh_seeds(arm)
