@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from batchwright.errors import ComparisonError
-from batchwright.lab import METRICS, Comparison, RunRecord, compare
+from batchwright.lab import METRICS, Comparison, RequestMetric, RunRecord, compare
 from batchwright.lab.agree import (
     AGREE,
     ALIKE,
@@ -24,6 +24,7 @@ from batchwright.lab.agree import (
     compare_backends,
 )
 from batchwright.lab.agree_report import format_agreement
+from batchwright.lab.plugin_metrics import MetricSet
 from batchwright.lab.run_record import RunLimits
 from lab.hand import request, run
 from lab.test_compare import noisy
@@ -121,6 +122,16 @@ def test_metrics_that_are_better_no_way_or_undefined_are_left_out() -> None:
     assert set(metrics) <= {name for name, metric in METRICS.items() if metric.better}
     assert "request_goodput" not in metrics  # nobody has an objective
     assert {"mean_ttft_ms", "p99_itl_ms", "num_preemptions"} <= set(metrics)
+
+
+def test_metrics_of_plugins_are_held_to_each_other_too() -> None:
+    own = MetricSet({"wait": RequestMetric(lambda r: r.num_output_tokens, "Wait", "lower", shown=True)})
+    first, second = (compare(on(backend, 1.2).runs, metrics=own) for backend in ("sim:a@b", "cpu:a"))
+    compared = compare_backends(first, second)
+    assert compared.agreement("mean_wait").sign == ALIKE
+    assert any(a.metric == "mean_ttft_ms" for a in compared.agreements) and format_agreement(compared)
+    with pytest.raises(ComparisonError, match=r"in other metrics \(mean_wait, median_wait, .*with the same plugins"):
+        compare_backends(first, on("cpu:a", 1.2))
 
 
 def test_contradictions_are_those_that_both_show() -> None:

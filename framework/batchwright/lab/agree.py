@@ -11,7 +11,6 @@ from typing import Any
 from batchwright.errors import ComparisonError
 from batchwright.lab.compare import Comparison
 from batchwright.lab.interval import Interval
-from batchwright.lab.metrics import METRICS
 from batchwright.lab.run_record import RunLimits
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, NOT_TESTED, Verdict
 from batchwright.version import RECORD_VERSION
@@ -132,8 +131,10 @@ def compare_backends(first: Comparison, second: Comparison) -> BackendsCompared:
     """
     _check(first, second)
     theirs = {(v.arm, v.metric): v for v in second.verdicts}
-    found = [(v, theirs[v.arm, v.metric]) for v in first.verdicts]
-    agreements = tuple(_agreement(one, two) for one, two in found if _counts(one) and _counts(two))
+    known = first.metrics.metrics
+    found = [(v, theirs[v.arm, v.metric]) for v in first.verdicts if known[v.metric].better is not None]
+    defined = [pair for pair in found if all(verdict.difference is not None for verdict in pair)]
+    agreements = tuple(_agreement(one, two) for one, two in defined)
     return BackendsCompared((first, second), agreements, tuple(_notes(first, second)))
 
 
@@ -148,14 +149,16 @@ def _check(first: Comparison, second: Comparison) -> None:
     if first.seeds != second.seeds:
         seeds = [", ".join(map(str, c.seeds)) for c in (first, second)]
         raise ComparisonError(f"the backends ran different seeds, {seeds[0]} and {seeds[1]}: run the same on both")
+    known = [set(c.metrics.metrics) for c in (first, second)]
+    if known[0] != known[1]:
+        others = ", ".join(sorted(known[0] ^ known[1]))
+        raise ComparisonError(
+            f"the backends were compared in other metrics ({others}): compare both with the same plugins"
+        )
     hashes = [[run.workload.get("hash") for run in c.of(c.arms[0]).values()] for c in (first, second)]
     for one, two in zip(*hashes, strict=True):
         if one != two:
             raise ComparisonError(f"the backends ran different workloads, {one} and {two}: offer both the same one")
-
-
-def _counts(verdict: Verdict) -> bool:
-    return verdict.difference is not None and METRICS[verdict.metric].better is not None
 
 
 def _agreement(one: Verdict, two: Verdict) -> Agreement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from batchwright.lab.agree import AGREE, ALIKE, NEITHER, ONLY_FIRST, ONLY_SECOND, OPPOSITE, Agreement, BackendsCompared
-from batchwright.lab.metrics import METRICS, Metric
+from batchwright.lab.metrics import Metric
 from batchwright.lab.printing import as_text, bullets
-from batchwright.lab.shown import SHOWN
+from batchwright.lab.shown import shown_metrics
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
 from batchwright.lab.wording import percent
 
@@ -44,7 +44,7 @@ def print_agreement(compared: BackendsCompared, console: Console | None = None) 
     for arm in first.arms[1:]:
         found = [a for a in compared.agreements if a.arm == arm]
         title = Text(f"{arm} - {base.arm}", style="bold")
-        parts += [Padding(title, (1, 0, 0, 0)), _table(compared.backends, found)]
+        parts += [Padding(title, (1, 0, 0, 0)), _table(compared.backends, found, first.metrics.metrics)]
     runs = "own run" if len(first.seeds) == 1 else f"own {len(first.seeds)} seeds"
     note = (
         f"Differences in percent of {base.arm}, with intervals of each backend's {runs}, which hold all together with "
@@ -64,17 +64,18 @@ def _header(compared: BackendsCompared) -> Table:
     return grid
 
 
-def _table(backends: tuple[str, str], agreements: list[Agreement]) -> Table:
+def _table(backends: tuple[str, str], agreements: list[Agreement], metrics: Mapping[str, Metric]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
     for backend in backends:
         table.add_column(Text(backend), justify="right", overflow="fold")
     table.add_column("sign")
     table.add_column("intervals")
+    shown = {metric.name for metric in shown_metrics(metrics)}
     for agreement in agreements:
-        if agreement.metric not in SHOWN or agreement.sign == ALIKE:
+        if agreement.metric not in shown or agreement.sign == ALIKE:
             continue
-        metric = METRICS[agreement.metric]
+        metric = metrics[agreement.metric]
         table.add_row(
             Text(metric.label),
             *(Text(_difference(metric, verdict)) for verdict in agreement.verdicts),
@@ -121,8 +122,9 @@ def _closing(compared: BackendsCompared) -> Iterator[str]:
         )
     else:
         yield f"no difference is shown on both backends; {len(one)} are shown on one of them"
+    metrics = compared.comparisons[0].metrics.metrics
     for agreement in compared.opposite:
-        yield f"{METRICS[agreement.metric].label}: the backends contradict each other on {agreement.arm}"
+        yield f"{metrics[agreement.metric].label}: the backends contradict each other on {agreement.arm}"
     yield from compared.notes
     for backend, comparison in zip(compared.backends, compared.comparisons, strict=True):
         for line in comparison.closing:
