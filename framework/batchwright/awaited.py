@@ -3,6 +3,10 @@
 Of such a step all is known but what the backend has not given yet: the values of its tokens, their times, and so who
 ends by a stop token or a stop string. Their places are kept by ``UNKNOWN``, and whoever reads one waits for it: a
 policy or an observer sees what it would see without overlap, or makes the engine wait as it would without.
+
+Where another program runs the loop, nobody here can wait: the results are given when they are there. Until then tokens
+have the time at which their step was taken for executed, their values cannot be read, and blocks that hold one are not
+found by who looks for prefixes.
 """
 
 from __future__ import annotations
@@ -103,7 +107,9 @@ class Awaited:
         is_known: the values are there, and in their places.
         fault: why they will never be; None while that is not so.
         stopped: of those that got a token, who stops with it, and why; once the values are there.
-        result: what the backend gave; once it is there.
+        result: what the backend gave; once it is there. Before that, of results that are given, placeholders.
+        told_ns: the time of these tokens until they are there: ``UNKNOWN``, or where nobody can wait, when the step
+            was taken for executed.
         ahead: the step scheduled meanwhile.
         any_dropped: somebody was aborted since, and its token is not used.
     """
@@ -114,7 +120,7 @@ class Awaited:
         step: Step,
         batch: Batch,
         vocab_size: int,
-        collect: Callable[[], StepResult],
+        collect: Callable[[], StepResult] | None,
         now_ns: Callable[[], int],
     ) -> None:
         self._state = state
@@ -131,10 +137,19 @@ class Awaited:
         self.is_known = False
         self.fault: BaseException | None = None
         self.stopped: dict[Request, str] = {}
+        self.told_ns = UNKNOWN if collect is not None else now_ns()
         self.result = StepResult((), 0)
+        if self.is_given:
+            self.result = StepResult([UNKNOWN] * len(self.rows), self.told_ns - step.now)
+            step.end = self.told_ns
         self._order = batch._order  # of the first rows, on the roster
         # Of requests that end with the step the state counts nothing any more.
         self._any_checks, self._any_logprobs = bool(state.num_stop_checks), bool(state.num_logprobs)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the results are given, and nobody can wait for them."""
+        return self._collect is None
 
     @contextmanager
     def noting_blocks(self) -> Iterator[None]:
@@ -179,8 +194,11 @@ class Awaited:
         return request._state != FINISHED or request in self.ended
 
     def wait(self) -> None:
-        """Wait for the results and put them in their places; who stops goes on until they are settled."""
-        if self.is_known or self.fault is not None:
+        """Wait for the results and put them in their places; who stops goes on until they are settled.
+
+        Nothing is waited for where they are given.
+        """
+        if self.is_known or self.fault is not None or self._collect is None:
             return
         try:
             result = self._collect()
@@ -191,10 +209,26 @@ class Awaited:
             self.fault = error
             raise
         finally:
-            self._state.roster.wait = None
-            if isinstance(self.step, OverlappedStep):
-                self.step.awaited = None
-            self.step.end = self._now_ns()
+            self._arrived(self._now_ns())
+
+    def give(self, result: StepResult, now: int) -> None:
+        """Here are the results: put them in their places; who stops goes on until they are settled.
+
+        Args:
+            result: what the backend gave.
+            now: nanoseconds of the engine's clock, after the execution.
+
+        Raises:
+            BackendError: it is not as it must be; nothing was touched.
+        """
+        self._take(result, now)
+        self._arrived(now)
+
+    def _arrived(self, now: int) -> None:
+        self._state.roster.wait = None
+        if isinstance(self.step, OverlappedStep):
+            self.step.awaited = None
+        self.step.end = now
 
     def _take(self, result: StepResult, now: int) -> None:
         """Fill in what was unknown.
@@ -239,7 +273,7 @@ class Awaited:
         for request in roster.tokens.take_settled():
             if request._row >= 0 and (token := roster.last_token_of(request)) != UNKNOWN:
                 self._fill_in_one(request, token, now)  # it took over its tokens, this one too, and is still there
-        if roster.last_ns == UNKNOWN:
+        if roster.last_ns == self.told_ns:
             roster.last_ns = now
 
     def _fill_in_one(self, request: Request, token: int, now: int) -> None:
@@ -247,9 +281,9 @@ class Awaited:
             request._known[-1] = token
         if request._row >= 0:
             self._state.roster.put_last_of(request, token)
-        if request._last_token_ns == UNKNOWN:
+        if request._last_token_ns == self.told_ns:
             request._last_token_ns = now
-        if request._first_token_ns == UNKNOWN:
+        if request._first_token_ns == self.told_ns:
             request._first_token_ns = now
 
     def _find_stopped(self, ids: array[int], failed: Mapping[str, str]) -> None:
@@ -268,11 +302,13 @@ class Awaited:
         """Whether a row's full blocks are not to be registered now.
 
         That of a decode ends with the unknown token; those behind it are registered in their turn, since the order
-        says which of equal blocks answers. And what a late row would fill is never computed.
+        says which of equal blocks answers; where nobody can wait they are not, since none of these is found before. And
+        what a late row would fill is never computed.
         """
         if self.is_known:
             return request in self.stopped
-        if self.put_off or (not request._prefilling and num_tokens % self._state.blocks.block_size == 0):
+        is_next = bool(self.put_off) and not self.is_given
+        if is_next or (not request._prefilling and num_tokens % self._state.blocks.block_size == 0):
             self.put_off[request] = num_tokens
             return True
         return False
@@ -289,6 +325,8 @@ class Awaited:
         if not self.put_off:
             return
         self.wait()
+        if not self.is_known and self.fault is None:
+            return  # nobody can wait: it is not found yet
         put_off, self.put_off = self.put_off, {}
         if not self.is_known:
             return

@@ -111,7 +111,7 @@ def take_results(
         raise BackendError(f"the backend gave {len(ids)} tokens for a batch with {expected} rows that sample")
     if logprobs is not None and len(logprobs) != expected:
         raise BackendError(f"the backend gave {len(logprobs)} log-probabilities for {expected} rows that sample")
-    if state.num_logprobs and now != UNKNOWN:
+    if state.num_logprobs and ids and ids[0] != UNKNOWN:
         rows = rows_that_sample(step)
         keep_logprobs([r if r._state == RESIDENT and r.request_id not in failed else None for r in rows], logprobs)
     sampled: Sequence[Request] = advance(state, step, ids, packed, now, over) if riding else ()

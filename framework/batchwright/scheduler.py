@@ -33,7 +33,7 @@ from batchwright.neutral import Neutral
 from batchwright.policy import Policy
 from batchwright.predictor import Predictor
 from batchwright.prefix_cache import PrefixCache
-from batchwright.request import UNKNOWN, Request
+from batchwright.request import Request
 from batchwright.resolve import default_policy, resolve_fallback, resolve_policy
 from batchwright.results import DeferredResult, Over, checked_tokens, take_deferred, take_results, unknown_tokens
 from batchwright.rules import Rules
@@ -441,7 +441,7 @@ class Scheduler:
 
     # Overlap ------------------------------------------------------------------------------------------------
 
-    def expect(self, batch: Batch, collect: Callable[[], StepResult], now_ns: Callable[[], int]) -> Step:
+    def expect(self, batch: Batch, collect: Callable[[], StepResult] | None, now_ns: Callable[[], int]) -> Step:
         """Take the last batch for executed while it is still under way, so that the next one can be scheduled.
 
         Each of its rows that samples counts as having got its token, whose value is not known yet. Who ends by its
@@ -450,16 +450,19 @@ class Scheduler:
 
         Args:
             batch: what the last ``schedule`` returned, submitted to the backend.
-            collect: waits for the backend and gives what it sampled; called once.
+            collect: waits for the backend and gives what it sampled; called once. None: ``settle`` is given it, and
+                nobody can wait: until then these tokens have the present time, and no value.
             now_ns: nanoseconds of the engine's clock.
         """
         if batch is not self._batch or not isinstance(self.step, OverlappedStep):
             raise BatchwrightError("expect() takes the batch of the last schedule(), once, of a scheduler with overlap")
         state, step = self._state, self.step
+        if state.awaited is not None:
+            raise BatchwrightError("expect() was called again before settle() of the last batch")
         awaited = Awaited(state, step, batch, self._vocab_size, collect, now_ns)
         over: Over = []
         with awaited.noting_blocks():
-            step.sampled = take_results(state, step, *unknown_tokens(len(awaited.rows)), UNKNOWN, {}, over)
+            step.sampled = take_results(state, step, *unknown_tokens(len(awaited.rows)), awaited.told_ns, {}, over)
         awaited.ended = dict(over)
         awaited.attach()
         self._batch = None
@@ -467,22 +470,32 @@ class Scheduler:
         self._step_end.tell(step, over, AwaitedResult(awaited))
         return step
 
-    def settle(self, *, retry: bool = False) -> Step:
-        """Take the results of the batch that was expected: waits for them.
+    def settle(self, result: StepResult | None = None, now: int = 0, *, retry: bool = False) -> Step:
+        """Take the results of the batch that was expected: waits for them, or is given them.
 
         Who stops with its token, or failed, ends now, and its row is taken out of the batch scheduled meanwhile, which
         ``in_flight`` is from then on. Where the results will never be there (``awaited.fault``) the requests of the
         expected batch end with an error, or are computed again.
 
         Args:
+            result: they, where nobody was named who collects them. A row ahead of who stops, or was aborted since, may
+                have been submitted then: its token is not used.
+            now: nanoseconds of the engine's clock, after the execution, where they are given.
             retry: after a fault, compute them again.
 
         Returns:
             The step that was expected, with what was sampled and what finished.
+
+        Raises:
+            BackendError: what was given is not as it must be; nothing was touched.
         """
         awaited = self._state.awaited
         if awaited is None:
             raise BatchwrightError("settle() takes the results of a batch that was expected")
+        if awaited.is_given != (result is not None):
+            raise BatchwrightError("settle() is given the results where expect() was not told who collects them")
+        if result is not None:
+            awaited.give(result, now)
         awaited.wait()
         ahead = self.step if self._batch is not None else None
         settlement = Settlement(self._state, self._builder, self._rules, awaited, ahead)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from batchwright.awaited import Awaited
 from batchwright.batch_builder import BatchBuilder
 from batchwright.queues import put_first
-from batchwright.request import RESIDENT, UNKNOWN, WAITING, Request
+from batchwright.request import FINISHED, RESIDENT, UNKNOWN, WAITING, Request
 from batchwright.results import Over
 from batchwright.rules import Rules
 from batchwright.state import State
@@ -35,6 +35,8 @@ class Settlement:
     def settle(self, *, retry: bool) -> Over:
         """Put everything right; who ends, and why, in batch order: they have ended, and observers are to be told."""
         state = self._state
+        if self._awaited.is_given:
+            self._leave_out_aborted()
         self._awaited.catch_up()
         self._awaited.detach()
         state.building = True  # observers of an eviction may change nothing, as in any step
@@ -45,6 +47,14 @@ class Settlement:
         if self._ahead is not None:
             self._ahead.num_residents = len(state.residents)
         return over
+
+    def _leave_out_aborted(self) -> None:
+        """Rows ahead whose request was aborted since are executed, but nothing is left to take of them."""
+        ahead = self._ahead
+        if ahead is None or not ahead._aborted:
+            return
+        ahead._num_riding = sum(r._state != FINISHED for r in ahead.batch[: ahead._num_riding])
+        ahead.batch = [r for r in ahead.batch if r._state != FINISHED]
 
     # The values are there -------------------------------------------------------------------------------------
 
@@ -143,7 +153,7 @@ class Settlement:
         members = [r for r in step.batch if awaited.lives(r)]
         for request in members:
             self._forget_unknown(request)
-        if state.roster.last_ns == UNKNOWN:
+        if state.roster.last_ns == awaited.told_ns:
             state.roster.last_ns = step.now
         if ahead is not None:
             self._requeue([*ahead._admitted])
@@ -161,9 +171,9 @@ class Settlement:
         """Its last token never came."""
         if request._known[-1] == UNKNOWN:
             request._known.pop()
-        if request._first_token_ns == UNKNOWN:
+        if request._first_token_ns == self._awaited.told_ns:
             request._first_token_ns = None
-        if request._last_token_ns == UNKNOWN:
+        if request._last_token_ns == self._awaited.told_ns:
             first = request._first_token_ns  # of the last token that came nothing is known but that it came between
             request._last_token_ns = max(first, self._step.now) if first is not None else None
 
