@@ -34,6 +34,8 @@ class ActivePolicy:
         chunks: from the policy that decides chunking.
         budget_counts_decodes: from the one that decides admission.
         stationary: only if all are.
+        steady: from the policy that decides admission.
+        preemptive: if whoever decides admission or preemption is.
         uses_predict: if any does.
     """
 
@@ -68,6 +70,8 @@ class ActivePolicy:
             self.slots["admission"].budget_counts_decodes if "admission" in self.slots else False
         )
         self.stationary = all(is_stationary(p) for p in everybody)
+        self.steady = "admission" in self.slots and is_steady(self.slots["admission"])
+        self.preemptive = any(self.slots[hook].preemptive for hook in ("admission", "preemption") if hook in self.slots)
         self.uses_predict = any(p.uses_predict for p in everybody)
 
     @classmethod
@@ -116,9 +120,19 @@ def is_stationary(policy: Policy) -> bool:
 
     A class that decides something else than the one it inherits from must say it again.
     """
+    return policy.stationary and _said_last(policy, "stationary")
+
+
+def is_steady(policy: Policy) -> bool:
+    """Whether a policy declares itself steady, likewise."""
+    return policy.steady and _said_last(policy, "steady")
+
+
+def _said_last(policy: Policy, name: str) -> bool:
+    """Whether no class that declares nothing decides something else than the one that does."""
     order = type(policy).__mro__
-    said = next(place for place, cls in enumerate(order) if "stationary" in vars(cls))
-    return policy.stationary and not any(hook in vars(cls) for cls in order[:said] for hook in DECISIONS)
+    said = next(place for place, cls in enumerate(order) if name in vars(cls))
+    return not any(hook in vars(cls) for cls in order[:said] for hook in DECISIONS)
 
 
 def is_policy_class(value: object) -> bool:

@@ -28,6 +28,9 @@ class Policy(Parametrized):
             nobody waits and no prompt is under way, all residents decode in every step, whoever came or ended before.
             Such a policy is not asked then. Not inherited by a class that has decision hooks of its own: it says so
             again.
+        steady: while no prompt is under way and nobody can come in, all residents decode in every step, whoever came or
+            ended before. Nobody can come in where nobody waits and, unless it is ``preemptive``, where all seats are
+            taken. Whoever schedules need not ask it then, but tells it of the step. Not inherited, as ``stationary``.
         scans_waiting: whether a step may look at all who wait; False: at few of them, however many there are.
         preemptive: whether its preemption may evict a resident to let a newcomer in.
         reserves_all: whether its reservation takes the blocks of all that a request can ever need.
@@ -42,6 +45,7 @@ class Policy(Parametrized):
     budget_counts_decodes: bool = True
     uses_predict: bool = False
     stationary: bool = False
+    steady: bool = False
     scans_waiting: bool = True
     preemptive: bool = False
     reserves_all: bool = False

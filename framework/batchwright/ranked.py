@@ -51,6 +51,8 @@ class Ordered(Policy):
     preemption are the core's unless the policy says otherwise. Apart from ``in_order`` a step costs O(residents).
     """
 
+    steady: bool = True
+
     def defaults(self, limits: Limits) -> Mapping[str, Any]:
         """A resident always finds a place in the batch."""
         return {"max_num_residents": limits.max_num_seqs}
@@ -64,7 +66,7 @@ class Ordered(Policy):
         raise NotImplementedError(f"{type(self).__name__} must say in_order(step): who waits, first to last")
 
     def residents(self, step: Step) -> Iterator[Sequence[Request]]:
-        """Offers to residents: decodes, then prompts that were cut."""
+        """Offers to residents: decodes, then prompts that were cut. One that leaves a decode out is not ``steady``."""
         yield step.decodes
         if step.prefilling:
             yield step.prefilling
@@ -106,6 +108,7 @@ class Ranked(Ordered):
 
     preemptive: bool = False
     scans_waiting: bool = False
+    steady: bool = True
 
     def __init__(self, params: Any = None, **values: Any) -> None:
         super().__init__(params, **values)

@@ -25,6 +25,7 @@ class MaxUtilization(Ordered):
     """
 
     stationary = True
+    steady = True
     scans_waiting = False
     needs = (
         Need("admission", "reservation", "blocks set aside are blocks not used", {"reserves_all": False}),

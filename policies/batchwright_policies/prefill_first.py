@@ -43,6 +43,7 @@ class PrefillFirst(Policy):
 
     Params = PrefillFirstParams
     stationary = True
+    steady = True
     scans_waiting = False
     decodes_every_step = False
     params: PrefillFirstParams
@@ -68,7 +69,7 @@ class PrefillFirst(Policy):
     def __init__(self, params: PrefillFirstParams | None = None, **values: object) -> None:
         super().__init__(params, **values)
         self.budget_counts_decodes = self.params.budget_counts_decodes
-        self.stationary = self.params.decode_interleave is None  # the guard counts steps
+        self.stationary = self.steady = self.params.decode_interleave is None  # the guard counts steps
         self._prompt_steps = 0
 
     @hookimpl

@@ -47,6 +47,7 @@ class SloChunk(Ordered):
     Params = SloChunkParams
     params: SloChunkParams
     uses_predict = True
+    steady = True
     scans_waiting = False
     needs = (
         Need("chunking", "admission", "a decode left out of a step misses its target", {"decodes_every_step": True}),

@@ -44,6 +44,7 @@ class StallFree(Policy):
 
     Params = StallFreeParams
     stationary = True
+    steady = True
     scans_waiting = False
     needs = (Need("admission", "chunking", "a whole prompt stalls the decodes beside it", {"chunks": True}),)
     params: StallFreeParams

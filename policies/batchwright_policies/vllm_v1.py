@@ -48,6 +48,7 @@ class VllmV1(Policy):
 
     Params = VllmV1Params
     stationary = True
+    steady = True
     scans_waiting = False
     params: VllmV1Params
     card: ClassVar[Card] = Card(

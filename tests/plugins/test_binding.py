@@ -303,6 +303,30 @@ def test_what_a_composite_declares() -> None:
     assert (alone.chunks, alone.stationary, alone.uses_predict) == (True, True, False)
 
 
+def test_a_composite_is_steady_as_its_admission_is_and_evicts_as_either_does() -> None:
+    class Calm(PrefillFirst):
+        """Inherits the declaration, and decides nothing else."""
+
+    class Own(PrefillFirst):
+        """Decides for itself, and declares nothing."""
+
+        @hookimpl
+        def admission(self, step: Step) -> Any:
+            return super().admission(step)
+
+    class Evicts(Policy):
+        preemptive = True
+
+    def of(**slots: Policy) -> ActivePolicy:
+        return ActivePolicy({hook: (type(p).__name__, p) for hook, p in slots.items()})
+
+    assert of(admission=Calm(), chunking=Policy()).steady
+    assert not of(admission=Own()).steady
+    assert not of(admission=Calm(decode_interleave=2)).steady
+    assert not of(preemption=Calm()).steady
+    assert [of(admission=Calm(), **{hook: Evicts()}).preemptive for hook in ("preemption", "chunking")] == [True, False]
+
+
 def test_a_composite_from_config_runs() -> None:
     spec = {"admission": "vllm_v1", "chunking": {"use": "stall_free", "chunk_size": 6}, "preemption": "prefill_first"}
     engine, tape = make_engine(spec, P=16)

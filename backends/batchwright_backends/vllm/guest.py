@@ -4,8 +4,7 @@ vLLM's scheduler does all the work, so whatever it carries stays carried. Before
 on a view of vLLM's queues, what they would do (:mod:`batchwright_backends.vllm.plan`); then the queues are ordered, the
 budget is set, and who is to be evicted is, so that vLLM does just that. What it did is compared with what was planned.
 
-A policy that is stationary is not asked while it would decide nothing: nobody waits and all residents decode, or
-nothing has changed since a step in which they did.
+A policy is not asked where what it declares says what it would decide (:mod:`batchwright_backends.vllm.guest_unasked`).
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from batchwright_backends.vllm.guest_request import Guest
 from batchwright_backends.vllm.guest_settings import read_guest_settings, seated
 from batchwright_backends.vllm.guest_shadow import Shadow
 from batchwright_backends.vllm.guest_step import GuestStep
+from batchwright_backends.vllm.guest_unasked import Unasked
 from batchwright_backends.vllm.honoured import of_ranks
 from batchwright_backends.vllm.lacking import check_scheduler
 from batchwright_backends.vllm.plan import Plan, TooLong
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.batchwright")
 
 _NEVER_NS = 1 << 62
+_UNPAUSED = PauseState.UNPAUSED
 
 
 class GuestMixin:
@@ -65,7 +66,7 @@ class GuestMixin:
             requests are counted that said for the policy what cannot be, and are taken as if they had said nothing.
         num_faults: faults of observers.
         num_steps: steps that were made.
-        num_unasked: steps of them for which a stationary policy was not asked.
+        num_unasked: steps of them for which the policy was not asked.
         policy_ns: time spent in the policy.
     """
 
@@ -100,9 +101,7 @@ class GuestMixin:
             Watchdog(most_ms / 1e3, active.slots.values()) if most_ms is not None else nullcontext()
         )
         self._observers = Observers(self.decisions, self._watch)
-        self._bind()
-        self._still = self._failed = False
-        self._most_decodes = min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
+        self._unasked = Unasked(self.decisions, self._observers, self.limits, self._shadow, self._pool)
         self._start_ns = time.perf_counter_ns()
         self._num_arrived = 0
         self.num_steps = self.num_unasked = self.policy_ns = 0
@@ -126,7 +125,7 @@ class GuestMixin:
         me: Any = self
         is_new = request.request_id not in me.requests
         super().add_request(request)  # type: ignore[misc]
-        self._still = False
+        self._unasked.still = False
         if not is_new:
             return
         if request.resumable or request.prompt_token_ids is None or request.sampling_params is None:
@@ -149,7 +148,7 @@ class GuestMixin:
     def _free_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
         """It has ended, one way or another."""
         freed = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
-        self._still = False
+        self._unasked.still = False
         guest = self._shadow.leave(request.request_id)
         if guest is not None:
             guest.finish_reason = _reason(request.status)
@@ -159,7 +158,7 @@ class GuestMixin:
     def _preempt_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> None:
         """It loses its blocks: by the policy's wish, or by vLLM's."""
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
-        self._still = False
+        self._unasked.still = False
         self._shadow.evict(request.request_id)
 
     # Steps --------------------------------------------------------------------------------------------------
@@ -169,9 +168,9 @@ class GuestMixin:
         me: Any = self
         if self._step is not None:
             self._finish_step(self._step)
-        if me._pause_state is not PauseState.UNPAUSED:
+        if me._pause_state is not _UNPAUSED:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
-        if self._goes_on(me):
+        if self._unasked.holds(me):
             return self._go_on(super().schedule, args, kwargs)  # type: ignore[misc]
         before = time.perf_counter_ns()
         step = self._step = self._view()
@@ -188,7 +187,7 @@ class GuestMixin:
                 self._note("otherwise", f"vLLM made step {step.index} otherwise than it was planned: {why}")
         num = len(me.running)
         moved = self._take_note(step, output)
-        self._still = (
+        self._unasked.still = (
             plan is not None
             and not moved
             and not self._shadow.prefilling
@@ -196,41 +195,25 @@ class GuestMixin:
         )
         return output
 
-    def _goes_on(self, me: Any) -> bool:
-        """Whether a stationary policy would let all decodes go on and nobody in, and vLLM evicts nobody."""
-        num, shadow = len(me.running), self._shadow
-        decisions = self.decisions
-        if decisions.step_started is not self._bound[0] or decisions.step_finished is not self._bound[1]:
-            self._bind()
-        if (
-            not self._repeats
-            or self._failed
-            or not 0 < num <= self._most_decodes
-            or shadow.prefilling
-            or shadow.strange
-            or me.deferred_waiting
-            or num * self._pool.num_groups > self._pool.num_free()
-            or not decisions.neutral.stationary
-        ):
-            return False
-        return not shadow.waiting or (self._still and not self._pool.may_find_more(shadow.residents))
-
-    def _bind(self) -> None:
-        """Look at policy and observers again; one was registered."""
-        decisions = self.decisions
-        self._bound = decisions.step_started, decisions.step_finished
-        self._repeats = decisions.policy.stationary and decisions.policy_alone and not self._observers.want_every_step
-
     def _go_on(self, schedule: Any, args: Any, kwargs: Any) -> SchedulerOutput:
+        """A step for which the policy is not asked."""
+        step = None
+        if self._unasked.tells:
+            before = time.perf_counter_ns()
+            step = self._step = self._view()
+            self._observers.tell("step_started", step)
+            self.policy_ns += time.perf_counter_ns() - before
         self.num_steps += 1
         self.num_unasked += 1
-        self._queue.open(())
+        self._queue.shut()
         try:
             output = schedule(*args, **kwargs)
         finally:
             self._queue.close()
         if self._shadow.evicted:
-            self._take_note(self._view(), output)
+            self._take_note(step if step is not None else self._view(), output)
+        elif step is not None:
+            self._observers.keep(step, self._shadow, output)
         return output
 
     def _view(self) -> GuestStep:
@@ -270,7 +253,8 @@ class GuestMixin:
             cause, why = "raised", str(error)
         finally:
             plan.undo()
-        self._failed = cause is not None
+            self._pool.watch()
+        self._unasked.failed = cause is not None
         if cause is None:
             return plan
         self._note(cause, f"step {step.index} is made in vLLM's own order ({cause}): {why}")
@@ -310,7 +294,7 @@ class GuestMixin:
                 shadow.prefilling.discard(one)
                 if one.first_token_ns is None:
                     one.first_token_ns = step.now
-        self._observers.keep(step, shadow, output.num_scheduled_tokens)
+        self._observers.keep(step, shadow, output)
         return bool(evicted or entered)
 
     def _finish_step(self, step: GuestStep) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ from batchwright_backends.vllm.guest_shadow import Shadow
 from batchwright_backends.vllm.guest_step import GuestStep
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
+
     from batchwright.decisions import Decisions
 
 logger = logging.getLogger("vllm.batchwright")
@@ -40,12 +41,15 @@ class Observers:
         """Somebody wants to be told of the end of each step."""
         return bool(self._decisions.step_finished)
 
-    @property
-    def want_every_step(self) -> bool:
-        """Somebody is to be told of each step, also of those in which a stationary policy need not be asked."""
+    def want_steps(self, *, all_of_them: bool) -> bool:
+        """Whether somebody is to be told of a step for which the policy is not asked.
+
+        Args:
+            all_of_them: the policy's own ``step_started`` counts; that of a stationary one prepares a decision that it
+                need not make.
+        """
         decisions = self._decisions
-        others = [name for _, name in decisions.step_started if name not in decisions.policy.parts]
-        return self.keep_steps or bool(others)
+        return self.keep_steps or any(all_of_them or n not in decisions.policy.parts for _, n in decisions.step_started)
 
     def tell(self, hook: str, *about: Any) -> None:
         """Tell all who have this hook."""
@@ -58,32 +62,35 @@ class Observers:
                 if self.num_faults <= WARNED:
                     logger.warning("%s of %s failed, and is ignored", hook, name, exc_info=True)
 
-    def keep(self, step: GuestStep, shadow: Shadow, counts: Mapping[str, int]) -> None:
+    def keep(self, step: GuestStep, shadow: Shadow, output: SchedulerOutput) -> None:
         """Remember what a step runs, until it is over.
 
         Args:
             step: the step.
             shadow: who is where, after it was scheduled.
-            counts: tokens of each request.
+            output: what vLLM scheduled.
         """
         if not self.keep_steps:
             return
-        guests = shadow.guests
-        if len(counts) == len(shadow.residents) and not shadow.prefilling and sum(counts.values()) == len(counts):
-            batch = step.batch = list(shadow.residents)
-            shadow.riding.guests = dict.fromkeys(batch)
-            step.sampled, step.num_decodes, step.num_prefill_tokens = batch, len(batch), 0
+        guests, counts = shadow.guests, output.num_scheduled_tokens
+        num = len(counts)
+        if num == len(shadow.residents) == output.total_num_scheduled_tokens and not shadow.prefilling:
+            shadow.riding.guests = shadow.residents
+            step.batch = step.sampled = shadow.residents.whole
+            step.num_decodes, step.num_prefill_tokens = num, 0
             return
         batch = step.batch = [guests[name] for name in counts if name in guests]
         for guest in batch:
             guest.num_scheduled = counts[guest.request_id]
         step.sampled = [guest for guest in batch if not guest.theirs.is_prefill_chunk]
         step.num_decodes = sum(guest.num_scheduled == 1 for guest in step.sampled)
-        step.num_prefill_tokens = sum(counts.values()) - step.num_decodes
+        step.num_prefill_tokens = output.total_num_scheduled_tokens - step.num_decodes
 
     def finish(self, step: GuestStep, shadow: Shadow, now: int) -> None:
         """The step is over: with asynchronous scheduling it may still be executed, and each counts its token."""
-        left, shadow.left = shadow.left, set()
+        left = shadow.left
+        if left:
+            shadow.left = set()
         if not self.keep_steps:
             return
         step.end = now

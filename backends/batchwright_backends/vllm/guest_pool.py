@@ -37,14 +37,20 @@ class GuestPool:
         self.num_spare = int(manager.watermark_blocks)
         self._hashes_whole_blocks = hash_block_size == block_size
         self._hits: dict[Guest, tuple[int, Sequence[Any]]] = {}
+        self._watched = self._hits  # of the last step that was planned
         # What the plan of this step changes: blocks that somebody will hold, and content that can be shared at once.
         self._adopted: set[int] = set()
         self._coming: set[Any] = set()
 
     def new_step(self) -> None:
         """The cache may have changed."""
-        for memory in (self._hits, self._adopted, self._coming):
-            memory.clear()
+        self._hits = {}
+        self._adopted.clear()
+        self._coming.clear()
+
+    def watch(self) -> None:
+        """The step is planned: see whether those who were looked up for it find more later on."""
+        self._watched = self._hits
 
     def take(self, guest: Guest, num_tokens: int) -> None:
         """The plan has it compute up to so many tokens: full blocks are shared as soon as they are scheduled."""
@@ -74,7 +80,7 @@ class GuestPool:
         Args:
             decodes: who runs in it, a token each; vLLM shares a block in the step that fills it.
         """
-        hits = self._hits
+        hits = self._watched
         if not hits:
             return False
         if len(hits) > _MANY or not self._hashes_whole_blocks or self.num_groups > 1:

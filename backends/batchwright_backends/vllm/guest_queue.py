@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue  # pyright: ignore[reportMissingImports]
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
+
+
+_NOBODY: deque[Any] = deque()
 
 
 class GuestQueue(RequestQueue):  # type: ignore[misc]  # vLLM has no types where it is not installed
@@ -22,6 +25,10 @@ class GuestQueue(RequestQueue):  # type: ignore[misc]  # vLLM has no types where
     def open(self, offered: Iterable[VllmRequest]) -> None:
         """From now on only these can be taken, in this order."""
         self._offered = deque(request for request in offered if request in self._all)
+
+    def shut(self) -> None:
+        """From now on nobody can be taken."""
+        self._offered = _NOBODY
 
     def close(self) -> None:
         """All can be taken again, in order of arrival."""

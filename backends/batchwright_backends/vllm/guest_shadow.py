@@ -41,6 +41,7 @@ class Shadow:
 
     def admit(self, guest: Guest) -> None:
         """It holds blocks, and prefills."""
+        self._part()
         self.waiting.discard(guest)
         self.residents.append(guest)
         self.prefilling.append(guest)
@@ -50,6 +51,7 @@ class Shadow:
         """It lost its blocks, and waits at the head."""
         guest = self.guests.get(request_id)
         if guest is not None:
+            self._part()
             self.residents.discard(guest)
             self.prefilling.discard(guest)
             self.waiting.prepend(guest)
@@ -61,11 +63,17 @@ class Shadow:
         self.strange.pop(request_id, None)
         guest = self.guests.pop(request_id, None)
         if guest is not None:
+            self._part()
             guest._state = FINISHED
             self.left.add(guest)
             for line in (self.waiting, self.residents, self.prefilling):
                 line.discard(guest)
         return guest
+
+    def _part(self) -> None:
+        """Residents are about to change: who rides in the step that is under way are those of now."""
+        if self.riding.guests is self.residents:
+            self.riding.guests = frozenset(self.residents.whole)
 
     def take_evicted(self) -> list[Guest]:
         """Who was evicted since this was asked last."""

@@ -45,19 +45,31 @@ class Line(Sequence[Guest]):
 
     def __init__(self) -> None:
         self._guests: OrderedDict[Guest, None] = OrderedDict()
+        self._whole: tuple[Guest, ...] | None = ()
+
+    @property
+    def whole(self) -> tuple[Guest, ...]:
+        """All of them; made anew only where somebody came or went."""
+        if self._whole is None:
+            self._whole = tuple(self._guests)
+        return self._whole
 
     def append(self, guest: Guest) -> None:
         """At the end."""
         self._guests[guest] = None
+        self._whole = None
 
     def prepend(self, guest: Guest) -> None:
         """At the head."""
         self._guests[guest] = None
         self._guests.move_to_end(guest, last=False)
+        self._whole = None
 
     def discard(self, guest: Guest) -> None:
         """It is here no longer, if it was."""
-        self._guests.pop(guest, None)
+        if guest in self._guests:
+            del self._guests[guest]
+            self._whole = None
 
     def __len__(self) -> int:
         return len(self._guests)
@@ -77,7 +89,7 @@ class Line(Sequence[Guest]):
             if found is None:
                 raise IndexError("nobody is here")
             return found
-        return list(self._guests)[index]
+        return self.whole[index]
 
 
 class GuestStep:
@@ -112,7 +124,7 @@ class GuestStep:
         self.running = running
         self.rng = rng
         self.budget = limits.max_num_batched_tokens
-        self.batch: list[Guest] = []
+        self.batch: list[Guest] | tuple[Guest, ...] = []
         self.preempted: list[Guest] = []
         self.sampled: Sequence[Guest] = ()
         self.finished: Sequence[Guest] = ()
@@ -144,7 +156,7 @@ class GuestStep:
     @property
     def prefilling(self) -> Sequence[Guest]:
         """Residents that have sampled no token since their admission, in order of admission."""
-        return tuple(self._prefilling)
+        return self._prefilling.whole
 
     @property
     def decodes(self) -> Sequence[Guest]:

@@ -2,19 +2,28 @@
 
 It stands outside the scheduler, so vLLM's own, a guest in it and Batchwright's are seen with the same eyes. Nothing of
 vLLM is imported here.
+
+While the same decodes get a token each in step after step, only the end of a step is put down: their records are not
+touched, and get all those times when somebody wants them. Whether they are the same is found out without a loop.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from batchwright.lab.records import RequestRecord, Status
 
 Numbers = tuple[int, int, int, int, int, int, int, int, int, int, int]
 """Of a step, in the order of ``batchwright.lab.step_records.FIELDS``."""
+
+
+_NAME, _TOKENS, _REASON = attrgetter("request_id"), attrgetter("new_token_ids"), attrgetter("finish_reason")
+_MOST_ENDS = 4096
+"""Steps after which riders get their times, so that they take no memory twice."""
 
 
 class Entry:
@@ -28,9 +37,10 @@ class Entry:
         left: tokens to compute before it samples, since its admission.
         computed: tokens computed, as long as it is prefilling.
         high_water: the most that was computed of it before an eviction.
+        since: it rides, and of the ends of steps that the ledger keeps those from here on are its; -1: it does not.
     """
 
-    __slots__ = ("add", "computed", "high_water", "left", "name", "record", "request")
+    __slots__ = ("add", "computed", "high_water", "left", "name", "record", "request", "since")
 
     def __init__(self, request: Any, record: RequestRecord) -> None:
         self.name: str = request.request_id
@@ -38,10 +48,13 @@ class Entry:
         self.record = record
         self.add = record.token_times_ns.append
         self.left = self.computed = self.high_water = 0
+        self.since = -1
 
 
 class Ledger:
     """What happens in one scheduler; a subclass says what becomes of it in ``begin``, ``ended`` and ``step``.
+
+    Of those that ride (above) the records lack the last times of tokens until ``settle``.
 
     All times it is given are of one clock; those in records count from ``start_ns``.
 
@@ -61,6 +74,8 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         self._prefilling: dict[str, Entry] = {}
         self._under_way: deque[tuple[Any, int, int, int, int, int, int]] = deque()
+        self._riding: list[str] = []  # in the order of their outputs
+        self._ends: array[int] = array("q")  # of steps in which all riders got a token
         self._last_end = 0
         self._num_steps = 0
 
@@ -134,19 +149,9 @@ class Ledger:
             end_ns: when the results were there.
             scheduler: gives counts of who is left, and the use of its blocks.
         """
-        end, find = end_ns - self.start_ns, self.entries.get
-        for some in outputs:
-            for one in some.outputs:
-                entry = find(one.request_id)
-                if entry is None:
-                    continue
-                if len(one.new_token_ids) == 1:  # as nearly always
-                    entry.add(end)
-                else:
-                    for _ in one.new_token_ids:
-                        entry.add(end)
-                if one.finish_reason is not None:
-                    self._end(entry, str(one.finish_reason), end)
+        end = end_ns - self.start_ns
+        groups = [some.outputs for some in outputs]
+        self._take(groups[0] if len(groups) == 1 else [one for some in groups for one in some], end)
         while self._under_way:
             which, start, num_prefill, num_decodes, num_evicted, num_rows, print_ = self._under_way.popleft()
             if which is told:
@@ -170,7 +175,74 @@ class Ledger:
             if entry is not None:
                 self._end(entry, reason, now_ns - self.start_ns)
 
+    def settle(self, entry: Entry | None = None) -> None:
+        """Give an entry, or all, the times of the tokens that they got while they rode; they ride on."""
+        if entry is not None:
+            if entry.since >= 0:
+                entry.record.token_times_ns.extend(self._ends[entry.since :])
+                entry.since = len(self._ends)
+            return
+        for name in self._riding:
+            one = self.entries.get(name)
+            if one is not None:
+                self.settle(one)
+                one.since = 0
+        self._ends = array("q")
+
     # What follows from it -------------------------------------------------------------------------------------
+
+    def _take(self, outputs: Sequence[Any], end: int) -> None:
+        """Tokens of a step."""
+        names = list(map(_NAME, outputs))
+        num, num_riding = len(names), len(self._riding)
+        each_one = list(map(len, map(_TOKENS, outputs))).count(1) == num  # token
+        if not each_one or (names if num == num_riding else names[:num_riding]) != self._riding:
+            self._take_each(outputs, end)
+            return
+        self._ends.append(end)
+        for name in names[num_riding:]:
+            entry = self.entries.get(name)
+            if entry is not None:
+                entry.add(end)
+                entry.since = len(self._ends)
+        self._riding = names
+        reasons = list(map(_REASON, outputs))
+        if reasons.count(None) != num:
+            for name, reason in zip(names, reasons, strict=True):
+                if reason is not None and (entry := self.entries.get(name)) is not None:
+                    self.settle(entry)
+                    entry.since = -1
+                    self._end(entry, str(reason), end)
+            self._riding = [name for name, reason in zip(names, reasons, strict=True) if reason is None]
+        if len(self._ends) >= _MOST_ENDS:
+            self.settle()
+
+    def _take_each(self, outputs: Iterable[Any], end: int) -> None:
+        """Where others got tokens than before, or not one each."""
+        self.settle()
+        for name in self._riding:
+            if (entry := self.entries.get(name)) is not None:
+                entry.since = -1
+        riding = []
+        for one in outputs:
+            entry = self.entries.get(one.request_id)
+            if entry is None:
+                continue
+            for _ in one.new_token_ids:
+                entry.add(end)
+            if one.finish_reason is not None:
+                self._end(entry, str(one.finish_reason), end)
+            elif entry.since < 0:  # named twice it rides once
+                entry.since = 0
+                riding.append(entry.name)
+        self._riding = riding
+
+    def _alight(self, entry: Entry) -> None:
+        """It rides no longer."""
+        if entry.since >= 0:
+            self.settle(entry)
+            entry.since = -1
+            self._riding = [name for name in self._riding if name != entry.name]
 
     def _admit(self, name: str, num_computed: int, start: int) -> None:
         entry = self.entries.get(name)
@@ -201,6 +273,7 @@ class Ledger:
         entry = self.entries.get(name)
         if entry is None:
             return
+        self._alight(entry)
         record = entry.record
         if self._prefilling.pop(name, None) is None:  # a decode has computed all but its last token
             entry.computed = record.num_prompt_tokens + len(record.token_times_ns) - 1
@@ -211,6 +284,7 @@ class Ledger:
         record.num_preemptions += 1
 
     def _end(self, entry: Entry, reason: str, now: int) -> None:
+        self._alight(entry)
         record = entry.record
         del self.entries[entry.name]
         self._prefilling.pop(entry.name, None)

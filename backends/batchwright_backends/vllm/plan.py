@@ -156,13 +156,13 @@ class Plan:
             return offer
         self.riders = self._riding.guests = riders if isinstance(riders, Line) else dict.fromkeys(riders)
         step.budget -= len(riders)
-        step.batch = list(riders)
+        whole = step.batch = riders.whole if isinstance(riders, Line) else tuple(riders)
         if step.waiting or rest or step.prefilling:  # somebody may look at them, or need what they leave
             size = step.block_size
-            places = [guest.theirs.num_computed_tokens % size for guest in riders]
+            places = [guest.theirs.num_computed_tokens % size for guest in whole]
             step.free_blocks -= places.count(0)
             if size - 1 in places:  # they fill a block, which others can share at once
-                for guest, place in zip(riders, places, strict=True):
+                for guest, place in zip(whole, places, strict=True):
                     if place == size - 1:
                         self._pool.take(guest, guest.num_computed + 1)
         return rest
@@ -189,6 +189,8 @@ class Plan:
             self._pending[guest] = guest.num_pending
             self.counts[guest] = guest.num_scheduled = num
             step.budget -= num
+            if not isinstance(step.batch, list):  # theirs who ride
+                step.batch = list(step.batch)
             step.batch.append(guest)
         else:
             guest.hit = 0

@@ -61,6 +61,25 @@ def stationary(kit: Kit) -> None:
 
 
 @check
+def steady(kit: Kit) -> None:
+    """Where it says steady: all decodes run where nobody can come in and no prompt is under way."""
+    if not kit.subject.make().steady:
+        raise Skipped("it does not declare steady = True")
+    seen = 0
+    for run in (*kit.steady, *kit.roomy, *kit.tight):
+        for one in run.decisions:
+            if one.left_out:
+                raise Failed(
+                    "expected all decodes to run, since steady is True, no prompt is under way, and nobody waits or "
+                    f"all seats are taken; left out {', '.join(one.left_out)}, {one.describe()}",
+                    run.scenario.name,
+                    one.step,
+                )
+            seen += one.left_out is not None
+    need_steps(seen, "in none could nobody come in")
+
+
+@check
 def no_oracle(kit: Kit) -> None:
     """Nothing depends on how long requests really run, before that shows."""
     if not kit.is_repeatable:

@@ -20,6 +20,8 @@ class Decision:
         is_steady: only decodes, and nobody came, went or was evicted since the last step was built, nor now.
         num_touched: waiting requests that hooks looked at, where that is counted.
         num_waiting: before the step.
+        left_out: decodes that did not run, where no prompt was under way, nobody could come in and there was room for
+            all of them; None: it was another kind of step.
     """
 
     step: int
@@ -30,6 +32,7 @@ class Decision:
     is_steady: bool
     num_touched: int
     num_waiting: int
+    left_out: tuple[str, ...] | None = None
 
     @property
     def choice(self) -> tuple[Any, ...]:

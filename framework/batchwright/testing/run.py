@@ -230,6 +230,7 @@ class Run:
         if self.options.gaze is not None:
             waiting = {id(r) for r in scheduler.waiting}
             self.options.gaze.touched.clear()  # of arrivals, which are no part of a step
+        decodes = self._closed()
         batch = scheduler.schedule(self._now)
         step = scheduler.step
         rows = tuple((str(r.request_id), r.num_scheduled) for r in step.batch)
@@ -250,8 +251,25 @@ class Run:
         is_steady = self._last_alone and not was_changed and not preempted
         finished = tuple(str(r.request_id) for r in step.finished)
         self._last_alone = is_alone
-        self.decisions.append(Decision(step.index, rows, preempted, finished, cut, is_steady, num_touched, num_waiting))
+        here = {name for name, _ in rows}
+        left_out = tuple(name for name in decodes if name not in here) if decodes else None
+        self.decisions.append(
+            Decision(step.index, rows, preempted, finished, cut, is_steady, num_touched, num_waiting, left_out)
+        )
         return 1
+
+    def _closed(self) -> list[str]:
+        """Who decodes, where there is room for all of them and nobody can come in; else nobody."""
+        scheduler, limits = self.scheduler, self.scheduler.limits
+        num, seats = len(scheduler.running), limits.max_num_residents
+        is_full = seats is not None and num >= seats and not self.policy.preemptive
+        if (
+            (scheduler.waiting and not is_full)
+            or num > min(limits.max_num_seqs, limits.max_num_batched_tokens, scheduler.blocks.num_free)
+            or any(request.is_prefilling for request in scheduler.running)
+        ):
+            return []
+        return [str(request.request_id) for request in scheduler.running]
 
     def _sample(self, batch: Batch, requests: Sequence[Request]) -> list[int]:
         rows = zip(requests, batch.samples.tolist(), strict=True)

@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImport
 
 from backends.vllm.guest_policies import Blind, Cuts, Hangs, Idle, Late, Noted, Offers, Raises, Slow
 from backends.vllm.test_host import Run, answer, check_answers, load, offer, stock
-from batchwright import Policy
+from batchwright import Policy, hookimpl
 from batchwright.errors import ConfigError
 from batchwright.request import Request
 from batchwright.step import Step
@@ -362,7 +362,7 @@ def test_a_stationary_policy_is_asked_only_where_something_changed(
     """Decodes, while others wait for a seat, or for blocks, and then alone."""
     run = guest(policy, num_blocks, seats, 400)
     steps = asked(run, monkeypatch)
-    rows = [(f"r{i}", [i + 1] * 70, 30, 0, True) for i in range(6)]
+    rows = six()
     for row in rows:
         offer(run, row)
     run.finish()
@@ -373,14 +373,110 @@ def test_a_stationary_policy_is_asked_only_where_something_changed(
     shadow_is_true(run)
 
 
-def test_who_is_not_stationary_is_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    for policy in ("vtc", "mlfq"):
-        run = guest(policy, 200, 3, 400)
-        steps = asked(run, monkeypatch)
-        for i in range(6):
-            offer(run, (f"r{i}", [i + 1] * 70, 30, 0, True))
-        run.finish()
-        assert run.core.num_unasked == 0 and len(steps) == sum(bool(step) for step in run.workers.steps)
+def six() -> list[Any]:
+    return [(f"r{i}", [i + 1] * 70, 30, 0, True) for i in range(6)]
+
+
+@pytest.mark.parametrize("policy", ["vtc", "dlpm", "lpm", "mlfq", "srpt"])
+def test_a_steady_policy_is_asked_only_where_somebody_could_come_in(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that let newcomers pass are asked while somebody waits for a seat, and the others are not."""
+    run = guest(policy, 200, 3, 400)
+    steps, rows = asked(run, monkeypatch), six()
+    for row in rows:
+        offer(run, row)
+    waited = 0
+    while run.core.has_requests():
+        run.step()
+        waited += bool(run.core.waiting) and run.core.num_unasked > 0
+    check_answers(run, rows)
+    core: Any = run.core
+    assert len(steps) + core.num_unasked == sum(bool(step) for step in run.workers.steps)
+    assert core.num_unasked > (0 if core.decisions.policy.preemptive else 20)
+    assert (waited > 20) == (not core.decisions.policy.preemptive)
+
+
+def test_who_declares_nothing_is_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = own(Noted, monkeypatch)
+    steps, rows = asked(run, monkeypatch), six()
+    for row in rows:
+        offer(run, row)
+    run.finish()
+    check_answers(run, rows)
+    assert run.core.num_unasked == 0 and len(steps) == sum(bool(step) for step in run.workers.steps)
+
+
+class Always:
+    """No step goes unasked."""
+
+    def __init__(self, *_: Any) -> None:
+        self.still = self.failed = self.tells = False
+
+    def holds(self, _: Any) -> bool:
+        return False
+
+
+@settings(max_examples=40, phases=(Phase.generate,))
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from((*POLICIES, "dlpm", "srpt", "max_utilization")),  # none looks at the clock
+    st.integers(13, 60),
+    st.booleans(),
+)
+def test_who_is_not_asked_would_have_decided_the_same(seed: int, policy: str, num_blocks: int, ahead: bool) -> None:
+    """The same requests with the same tokens in every step, as if the policy were asked in each."""
+    rows, runs = load(seed, 10), []
+    for always in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if always:
+                patch.setattr("batchwright_backends.vllm.guest.Unasked", Always)
+            section = {"batchwright": {"policy": policy, "trust_requests": True}}
+            kind = type("AsGuest", (Ahead if ahead else GuestOfVllm,), {"additional_config": section})
+            run = Run(kind(num_blocks, 16, 4, 48))
+        for i, (name, prompt, most, priority, ignore_eos) in enumerate(rows):
+            said = {"batchwright_client_id": f"c{i % 3}", "batchwright_weight": 1 + i % 2}
+            run.add(name, prompt, most, priority, ignore_eos=ignore_eos, extra_args=said)
+            if not ahead:
+                run.step()
+        if ahead:
+            run_ahead(run, ())
+        else:
+            run.finish()
+        runs.append(run)
+    one, other = runs
+    assert one.workers.steps == other.workers.steps
+    assert one.core.num_fallbacks == other.core.num_fallbacks
+    assert other.core.num_unasked == 0 and one.core.num_faults == other.core.num_faults == 0
+
+
+class Calm(Noted):
+    """It declares that it need not be asked."""
+
+    steady = True
+
+    @hookimpl
+    def admission(self, step: Step) -> Any:
+        return super().admission(step)
+
+    @hookimpl
+    def step_started(self, step: Step) -> None:
+        self.calls.append(("started", [r.request_id for r in step.running]))
+
+
+@pytest.mark.parametrize("num_blocks", [14, 200])
+def test_a_steady_policy_is_told_of_every_step(monkeypatch: pytest.MonkeyPatch, num_blocks: int) -> None:
+    """Of the steps in which it is not asked what it would have been told if it were."""
+    told = []
+    for always in (False, True):
+        if always:
+            monkeypatch.setattr("batchwright_backends.vllm.guest.Unasked", Always)
+        run, policy = own(Calm, monkeypatch, num_blocks)
+        finish_all(run)
+        run.core.schedule()
+        told.append(policy.calls)
+        assert (run.core.num_unasked > 0) == (not always)
+    assert told[0] == told[1]
 
 
 def test_a_block_that_a_decode_fills_lets_in_who_waits_for_it() -> None:
@@ -429,12 +525,13 @@ def test_prompts_that_are_embeddings_are_not_shown_to_the_policy() -> None:
 
 
 def test_who_wants_every_step_is_told_of_it_whenever_he_came() -> None:
+    """And the policy is asked no more often for it."""
     run = guest("vllm_v1", 200, 4, 400)
     offer(run, ("r0", [3] * 20, 30, 0, True))
     for _ in range(5):
         run.step()
-    assert run.core.num_unasked > 0
     before, late = run.core.num_unasked, Late()
+    assert before > 0
     run.core.decisions.register(late, "late")
     run.finish()
-    assert run.core.num_unasked == before and late.steps == 25
+    assert run.core.num_unasked == before + 25 and late.steps == 25

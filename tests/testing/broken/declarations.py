@@ -105,6 +105,19 @@ class TakesTurns(Sound):
         yield from self.newcomers(step)
 
 
+@caught_by("steady")
+class LeavesADecodeOut(Sound):
+    """One decode pauses every other step, though it says that all run when nobody can come in."""
+
+    steady = True
+
+    @hookimpl
+    def admission(self, step):
+        yield step.decodes if step.index % 2 or len(step.decodes) < 2 else list(step.decodes)[1:]
+        yield step.prefilling
+        yield from self.newcomers(step)
+
+
 @caught_by("stationary")
 class CountsStepsAside(Sound):
     """Whom it takes next depends on how many steps it was told of, though it says that steps alone change nothing."""

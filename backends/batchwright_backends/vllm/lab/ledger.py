@@ -63,7 +63,9 @@ class RunLedger(Ledger):
 
     def num_tokens(self, place: int) -> int:
         """Output tokens so far of a request that is here."""
-        return len(self.entries[self._of[place]].record.token_times_ns)
+        entry = self.entries[self._of[place]]
+        self.settle(entry)
+        return len(entry.record.token_times_ns)
 
     # As of Ledger -----------------------------------------------------------------------------------------------
 
@@ -114,6 +116,7 @@ class RunLedger(Ledger):
 
     def finish(self) -> None:
         """Who has not ended is unfinished, with what it has so far."""
+        self.settle()
         for entry in self.entries.values():
             entry.record.num_output_tokens = len(entry.record.token_times_ns)
         self.is_closed = True
