@@ -20,6 +20,15 @@ SECTION = "batchwright"
 _FROM_VLLM = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks", "backend")
 """Settings of an engine that vLLM's own options give."""
 
+_NOT_HERE = {
+    "overlap": "whether a step is scheduled while the one before it runs is said with --async-scheduling",
+    "replicas": "run a server for each",
+    "router": "a router stands in front of servers",
+    "on_backend_error": "vLLM ends with an error of its workers",
+    "backend_options": "workers have vLLM's own options",
+}
+"""Settings of an engine that say nothing inside vLLM, and what does."""
+
 
 class HostSettings(BaseModel):
     """Settings of a policy inside vLLM, beside those of :class:`~batchwright.EngineConfig` that vLLM does not give."""
@@ -98,10 +107,18 @@ def read_settings(additional_config: Any) -> tuple[HostSettings, Mapping[str, An
         )
     own = {name: value for name, value in section.items() if name in HostSettings.model_fields}
     rest = {name: value for name, value in section.items() if name not in own}
-    known = [name for name in EngineConfig.model_fields if name not in _FROM_VLLM]
+    known = [name for name in EngineConfig.model_fields if name not in (*_FROM_VLLM, *_NOT_HERE)]
+    cache = rest.get("prefix_cache")
+    if isinstance(cache, Mapping) and "enabled" in cache:
+        raise ConfigError(
+            f"{SECTION}.prefix_cache.enabled: vLLM gives it; use --enable-prefix-caching or "
+            "--no-enable-prefix-caching, and leave it out here"
+        )
     for name in rest:
         if name in _FROM_VLLM:
             raise ConfigError(f"{SECTION}.{name}: vLLM gives it; use vLLM's own option, and leave it out here")
+        if name in _NOT_HERE:
+            raise ConfigError(f"{SECTION}.{name} says nothing inside vLLM: {_NOT_HERE[name]}; leave it out here")
         if name not in known:
             choices = sorted([*known, *HostSettings.model_fields])
             raise ConfigError(f"{SECTION}.{name} is no setting; {did_you_mean(name, choices)}")
