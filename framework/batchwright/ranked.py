@@ -53,6 +53,13 @@ class Ordered(Policy):
 
     steady: bool = True
 
+    def __init_subclass__(cls, **values: Any) -> None:
+        """A class that offers residents room in a way of its own says itself whether it is steady."""
+        super().__init_subclass__(**values)
+        said = next(place for place, base in enumerate(cls.__mro__) if "steady" in vars(base))
+        if any("residents" in vars(base) for base in cls.__mro__[:said]):
+            cls.steady = False
+
     def defaults(self, limits: Limits) -> Mapping[str, Any]:
         """A resident always finds a place in the batch."""
         return {"max_num_residents": limits.max_num_seqs}
@@ -66,7 +73,10 @@ class Ordered(Policy):
         raise NotImplementedError(f"{type(self).__name__} must say in_order(step): who waits, first to last")
 
     def residents(self, step: Step) -> Iterator[Sequence[Request]]:
-        """Offers to residents: decodes, then prompts that were cut. One that leaves a decode out is not ``steady``."""
+        """Offers to residents: decodes, then prompts that were cut.
+
+        A class that overrides it is not ``steady``, unless it says so: then it leaves no decode out.
+        """
         yield step.decodes
         if step.prefilling:
             yield step.prefilling

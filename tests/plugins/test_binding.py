@@ -11,6 +11,7 @@ import pytest
 from batchwright import HOLD, ConfigError, PluginError, Policy, PolicyError, Request, Scheduler, Step, hookimpl
 from batchwright.active_policy import ActivePolicy
 from batchwright.plugins import Plugins, load_plugins
+from batchwright.ranked import Ranked
 from batchwright.resolve import resolve_policy
 from faulty import PrefillFirst
 from toolbox import drain, expected_of, make_engine, make_request, play
@@ -325,6 +326,26 @@ def test_a_composite_is_steady_as_its_admission_is_and_evicts_as_either_does() -
     assert not of(admission=Calm(decode_interleave=2)).steady
     assert not of(preemption=Calm()).steady
     assert [of(admission=Calm(), **{hook: Evicts()}).preemptive for hook in ("preemption", "chunking")] == [True, False]
+
+
+class Turns:
+    """Decodes in turns: one of them is left out."""
+
+    def residents(self, step: Step) -> Iterator[Any]:
+        yield list(step.decodes)[step.index % 2 :: 2]
+
+
+def test_whoever_offers_residents_room_in_another_way_is_not_steady_unless_it_says_so() -> None:
+    class Own(Ranked):
+        residents = Turns.residents
+
+    class Mixed(Turns, Ranked):
+        pass
+
+    class Calm(Own):
+        steady = True
+
+    assert [ActivePolicy.of(kind(), "own").steady for kind in (Ranked, Own, Mixed, Calm)] == [True, False, False, True]
 
 
 def test_a_composite_from_config_runs() -> None:
