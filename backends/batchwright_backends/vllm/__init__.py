@@ -1,10 +1,10 @@
 """Batchwright's policies inside vLLM.
 
-``vllm serve MODEL --scheduler-cls batchwright_backends.vllm.host.HostScheduler --no-async-scheduling
+``vllm serve MODEL --scheduler-cls batchwright_backends.vllm.host.HostScheduler
 --additional-config '{"batchwright": {"policy": "vtc"}}'``. Nothing here is imported before vLLM asks for it.
 
 ``--scheduler-cls batchwright_backends.vllm.scheduler`` makes the policy a guest in vLLM's own scheduler instead, which
-carries all that vLLM carries, asynchronous scheduling included.
+carries all that vLLM carries.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
-    from batchwright.batch import Batch
     from batchwright.request import Request
     from batchwright.step import Step
     from batchwright_backends.vllm.seats import Seats
@@ -58,43 +57,35 @@ class Answers:
         return theirs
 
     @staticmethod
-    def tokens_of(batch: Batch, output: ModelRunnerOutput) -> list[int]:
-        """The sampled token of each row that samples, in batch order.
+    def tokens_of(rows: Sequence[Request], output: ModelRunnerOutput) -> list[int]:
+        """The sampled token of each of these rows.
 
         Raises:
             BackendError: a worker gave none, or several, for such a row.
         """
         sampled, index = output.sampled_token_ids, output.req_id_to_index
         try:
-            return [
-                token
-                for name, samples in zip(batch.request_ids, batch.samples.tolist(), strict=True)
-                if samples
-                for (token,) in (sampled[index[name]],)
-            ]
+            return [token for request in rows for (token,) in (sampled[index[request.request_id]],)]
         except (KeyError, IndexError, ValueError) as error:
             raise BackendError(f"vLLM's workers did not give one token for each row that samples: {error!r}") from None
 
-    def take(self, step: Step, rows: Sequence[Request], batch: Batch, output: ModelRunnerOutput) -> None:
+    def take(self, step: Step, rows: Sequence[Request], output: ModelRunnerOutput) -> None:
         """What a step brought.
 
         Args:
             step: as it ended.
-            rows: of the batch, in its order.
-            batch: what ran.
+            rows: those that sampled, in batch order.
             output: what the workers gave.
         """
         seats, index, logprobs, sampled = self._seats, output.req_id_to_index, output.logprobs, output.sampled_token_ids
         of_prompts, of_ids = output.prompt_logprobs_dict, output.prompt_token_id_logprobs_dict
         ended = set(step.finished)
         outputs = self._outputs
-        for request, samples in zip(rows, batch.samples.tolist(), strict=True):
-            if not samples:
-                continue
+        for request in rows:
             name = request.request_id
             seat = seats.get(name)
             if seat is None or seat.request is not request:
-                continue  # aborted while it ran
+                continue  # aborted while it ran, or it stopped in the step before
             theirs, place = seat.theirs, index[name]
             tokens = sampled[place]
             told: dict[str, Any] = {}

@@ -29,7 +29,6 @@ def check_config(config: VllmConfig, kv_cache: KVCacheConfig, block_size: int, h
     parallel, model, scheduler = config.parallel_config, config.model_config, config.scheduler_config
     groups = [type(group.kv_cache_spec).__name__ for group in kv_cache.kv_cache_groups]
     wrong = {
-        "asynchronous scheduling: add --no-async-scheduling": scheduler.async_scheduling,
         "pipeline parallelism: leave --pipeline-parallel-size at 1": parallel.pipeline_parallel_size > 1,
         "context parallelism: leave its sizes at 1": parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,

@@ -1,13 +1,13 @@
 """Our scheduler behind vLLM's ``SchedulerInterface``: vLLM's workers execute what a policy of ours decides.
 
-``vllm serve MODEL --no-async-scheduling --scheduler-cls batchwright_backends.vllm.host.HostScheduler
+``vllm serve MODEL --scheduler-cls batchwright_backends.vllm.host.HostScheduler
 --additional-config '{"batchwright": {"policy": "vtc"}}'``
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +17,18 @@ from vllm.v1.metrics.stats import SchedulerStats  # pyright: ignore[reportMissin
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
 from batchwright.backend import RealClock
-from batchwright.batch import Batch
 from batchwright.config import EngineConfig
 from batchwright.detectors import Detectors
 from batchwright.effective import effective_settings
 from batchwright.errors import BatchwrightError, ConfigError, InvalidRequestError, UnknownRequestError
 from batchwright.plugins import load_plugins
 from batchwright.predictor import asked
-from batchwright.request import Request
 from batchwright.resolve import default_policy, resolve_fallback, resolve_policy, resolve_predictor
 from batchwright.scheduler import Scheduler
 from batchwright_backends.vllm.answers import Answers
 from batchwright_backends.vllm.carried import check_config, check_request
 from batchwright_backends.vllm.choosing import is_off, own_class
+from batchwright_backends.vllm.flights import Flights
 from batchwright_backends.vllm.honoured import of_ranks
 from batchwright_backends.vllm.measuring import measure
 from batchwright_backends.vllm.seats import NULL_BLOCKS, Seats
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
+    from batchwright.batch import Batch
+    from batchwright.request import Request
+
 logger = logging.getLogger("vllm.batchwright")
 
 
@@ -54,7 +56,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
     """Batchwright's scheduler core in the place of vLLM's.
 
     It keeps its own pool of KV blocks, prefix cache and queues; vLLM's requests are kept beside ours, since workers are
-    told of those. What it does not carry is refused when vLLM starts, or request by request.
+    told of those. Where vLLM schedules asynchronously, as is its default, a step is scheduled while the one before it
+    runs. What is not carried is refused when vLLM starts, or request by request.
 
     Attributes:
         core: the scheduler.
@@ -110,14 +113,13 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         self._caching = bool(config.prefix_cache.enabled)
         self._log_stats = log_stats
         self._clock = RealClock()
-        self._seats = Seats(second_runner=vllm_config.use_v2_model_runner)
+        is_async = bool(limits.async_scheduling)
+        self._seats = Seats(second_runner=vllm_config.use_v2_model_runner, is_async=is_async)
         self._told = Told(self._seats, log_stats=log_stats)
         self._answers = Answers(
             self._seats, block_size if self._caching else 0, include_finished_set=include_finished_set
         )
         self.structured_output_manager = structured_output_manager
-        self._batch: Batch | None = None
-        self._rows: Sequence[Request] = ()  # of that batch
         self._paused = PauseState.UNPAUSED
         plugins = load_plugins(config.no_plugins)
         active = resolve_policy(config.policy, plugins)
@@ -139,7 +141,9 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             predictor=predictor,
             strict=config.strict,
             default=lambda: default_policy(plugins),
+            overlap=is_async,
         )
+        self._flights = Flights(self.core, self._seats, is_async=is_async)
         detectors.stop = self.core.stop
         most_ms = self._settings.max_policy_ms
         self._watch: Watchdog | nullcontext[None] = (
@@ -176,8 +180,9 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
 
     @property
     def batch(self) -> Batch | None:
-        """The batch that runs; None between two steps."""
-        return self._batch
+        """The batch that was scheduled last; None once its results are there."""
+        last = self._flights.last
+        return None if last is None else last.batch
 
     # Requests -----------------------------------------------------------------------------------------------
 
@@ -218,7 +223,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             try:
                 self.core.abort(request_id)
             except UnknownRequestError:
-                continue
+                if self._seats.get(request_id) is None:
+                    continue  # else its last step is under way
             theirs = self._answers.leave(request_id)
             theirs.status = finished_status
             ended.append(theirs)
@@ -229,20 +235,26 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         seat = self._seats.get(request_id)
         return None if seat is None else seat.theirs
 
+    def our_request(self, request_id: str) -> Request | None:
+        """Ours of that id, while vLLM's is unfinished."""
+        seat = self._seats.get(request_id)
+        return None if seat is None else seat.request
+
     # Steps --------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """The next step, as vLLM's workers are told of it."""
+        """The next step, as vLLM's workers are told of it; asynchronously, while the one before it runs."""
         if self._paused is PauseState.PAUSED_ALL:
-            return self._seats.tell(None, ())
+            return self._flights.take_off(self._seats.tell(None, ()), None)
         start = self._clock.now_ns()
         with self._watch:
-            batch = self._batch = self.core.schedule(start)
+            self._flights.make_way(start)
+            batch = self.core.schedule(start)
         self.policy_ns += self._clock.now_ns() - start
         if self.core.num_policy_faults != self._noted[0]:
             self._note_faults()
-        self._rows = self.core.step.batch if len(batch) else ()
-        return self._seats.tell(batch, self._rows)
+        told = self._seats.tell(batch, self.core.step.batch if len(batch) else ())
+        return self._flights.take_off(told, batch)
 
     def _note_faults(self) -> None:
         faults, timeouts = self.core.num_policy_faults, getattr(self._watch, "num_timeouts", 0)
@@ -257,12 +269,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take what the workers sampled; what each client is to be told."""
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            tokens = self._answers.tokens_of(batch, model_runner_output)
-            with self._watch:
-                step = self.core.update(batch, tokens, self._clock.now_ns())
-            self._answers.take(step, self._rows, batch, model_runner_output)
+        with self._watch:
+            self._flights.land(scheduler_output, model_runner_output, self._answers, self._clock.now_ns())
         outputs = self._answers.outputs()
         stats = self.make_stats()
         if stats is not None:

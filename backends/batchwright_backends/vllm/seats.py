@@ -11,7 +11,7 @@ from vllm.v1.core.sched.output import (  # pyright: ignore[reportMissingImports]
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
@@ -30,15 +30,16 @@ class Seat:
         theirs: vLLM's.
         num_sent: blocks of it that workers know.
         is_known: whether workers know the request itself.
+        has_ended: whether its last step is under way.
     """
 
-    __slots__ = ("is_known", "num_sent", "request", "theirs")
+    __slots__ = ("has_ended", "is_known", "num_sent", "request", "theirs")
 
     def __init__(self, request: Request, theirs: VllmRequest) -> None:
         self.request = request
         self.theirs = theirs
         self.num_sent = 0
-        self.is_known = False
+        self.is_known = self.has_ended = False
 
 
 class Seats:
@@ -46,10 +47,14 @@ class Seats:
 
     Args:
         second_runner: whether workers run vLLM's second model runner, which takes a resumed request as a new one.
+        is_async: whether a step is scheduled while the one before it is under way. Workers then want the tokens of
+            whoever was not in that one: these are known.
     """
 
-    def __init__(self, *, second_runner: bool) -> None:
+    def __init__(self, *, second_runner: bool, is_async: bool = False) -> None:
         self._second_runner = second_runner
+        self._is_async = is_async
+        self._last: Container[str] = ()  # who was in the step before
         self._seats: dict[str, Seat] = {}
         self._finished: set[str] = set()  # since the last step
         self._preempted: set[str] = set()
@@ -70,8 +75,15 @@ class Seats:
 
     def leave(self, request_id: str) -> VllmRequest:
         """Somebody ended; workers are told with the next step."""
+        seat = self._seats.pop(request_id)
+        if not seat.has_ended:
+            self._finished.add(request_id)
+        return seat.theirs
+
+    def end(self, request_id: str) -> None:
+        """Somebody's last step is under way: he runs no more, though he is to be told of it."""
+        self._seats[request_id].has_ended = True
         self._finished.add(request_id)
-        return self._seats.pop(request_id).theirs
 
     def drop(self, request_id: str) -> None:
         """Somebody was not taken after all; workers never heard of it."""
@@ -118,6 +130,8 @@ class Seats:
                 if not seat.is_known or (self._second_runner and not sent):
                     new.append(self._introduce(seat, done))
                     continue
+                if self._is_async and name not in self._last:
+                    cached.all_token_ids[name] = [*request.prompt_token_ids, *request.output_token_ids]
                 ids.append(name)
                 computed.append(done)
                 outputs.append(done + 1 - request.num_prompt_tokens if place < riding else request.num_output_tokens)
@@ -140,6 +154,7 @@ class Seats:
             preempted_req_ids=self._preempted,
         )
         self._finished, self._preempted = set(), set()
+        self._last = scheduled
         return told
 
     def _introduce(self, seat: Seat, num_computed: int) -> NewRequestData:

@@ -47,7 +47,7 @@ def stopped_of(scheduler: Any, names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         theirs = scheduler.requests.get(name) if core is None else scheduler.their_request(name)
-        ours = theirs if core is None else core.get(name)
+        ours = theirs if core is None else scheduler.our_request(name)
         if theirs is not None and stopped_by_text(theirs.sampling_params, ours.output_token_ids, tokenizer):
             found.append(name)
     return found

@@ -45,6 +45,9 @@ class Run:
         told = self.core.schedule()
         output = self.workers.execute(told)
         between()
+        self.update(told, output)
+
+    def update(self, told: Any, output: Any) -> None:
         for outputs in self.core.update_from_output(told, output).values():
             for one in outputs.outputs:
                 self.told.setdefault(one.request_id, []).extend(one.new_token_ids)
