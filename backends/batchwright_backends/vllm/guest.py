@@ -128,22 +128,33 @@ class GuestMixin:
         self._unasked.still = False
         if not is_new:
             return
-        if request.resumable or request.prompt_token_ids is None or request.sampling_params is None:
+        opaque = request.resumable or request.prompt_token_ids is None or request.sampling_params is None
+        ours = None if opaque else self._translate(request)
+        if ours is None:
             self._shadow.strange[request.request_id] = request
         else:
-            ours = self._translate(request)
             guest = Guest(request, ours, self._num_arrived, self._pool.table, self._shadow.riding)
             self._num_arrived += 1
             self._shadow.arrive(guest)
             self._observers.tell("request_arrived", guest)
 
-    def _translate(self, request: VllmRequest) -> Request:
-        """As policies see it: vLLM has it already, so what it says that cannot be is left out."""
+    def _translate(self, request: VllmRequest) -> Request | None:
+        """As policies see it: vLLM has it already, so what it says that cannot be is left out.
+
+        None: it cannot be shown to them at all, and vLLM serves it beside.
+        """
         try:
             return translate(request, self._now(), trusted=self._own.trust_requests, key=self._own.key)
         except (BatchwrightError, TypeError, ValueError) as error:
             self._note("fields", f"what request {request.request_id!r} says for the policy is not heard: {error}")
-            return translate(request, self._now(), trusted=False)
+        try:
+            ours = translate(request, self._now(), trusted=False)
+        except (BatchwrightError, TypeError, ValueError) as error:
+            self._note("fields", f"request {request.request_id!r} is not shown to the policy: {error}")
+            return None
+        if self._own.key is not None and not self._own.trust_requests:
+            ours.priority = 0  # vLLM's own is not stamped
+        return ours
 
     def _free_request(self, request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
         """It has ended, one way or another."""

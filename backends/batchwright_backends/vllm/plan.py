@@ -150,7 +150,7 @@ class Plan:
         riders: Sequence[Guest] = offer
         if offer is step.running and step.prefilling:
             everybody = list(offer)
-            first = min(map(everybody.index, step.prefilling))
+            first = everybody.index(step.prefilling[0])  # both are in order of admission
             riders, rest = everybody[:first], everybody[first:]
         if not len(riders) or len(riders) > min(step.budget, step.free_blocks, step.limits.max_num_seqs):
             return offer

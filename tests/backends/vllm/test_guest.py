@@ -185,6 +185,18 @@ def test_a_policy_that_fails_costs_its_step_and_nothing_else(
 def test_a_policy_without_an_answer_is_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = own(Policy, monkeypatch)
     finish_all(run)
+    assert not run.core.num_fallbacks and run.core.num_steps > run.core.num_unasked
+
+
+@pytest.mark.parametrize(("prompt", "params"), [([5, 7], {"stop_token_ids": [-1]}), ([-3, 5], {}), ([2**31, 5], {})])
+def test_what_cannot_be_shown_to_a_policy_is_served_all_the_same(prompt: list[int], params: dict[str, Any]) -> None:
+    """vLLM has taken it already: an error would end its engine."""
+    run = guest("vtc", 60, 4, 40)
+    run.add("shown", range(3, 20), 4)
+    run.add("not shown", prompt, 4, **params)
+    run.finish()
+    assert run.ends.keys() == {"shown", "not shown"} and len(run.told["not shown"]) <= 4
+    assert run.core.num_fallbacks == {"fields": 2} and not run.core._shadow.strange
 
 
 def test_faults_of_observers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
