@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 FAR = 2**20
 """Tokens of the longest request."""
+CLIENTS = 8
+"""Whose requests they are, in turns: what policies that go by clients are told."""
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -135,7 +137,8 @@ class Vllm:
         return self._v.AsyncScheduler if self.is_async else self._v.Scheduler
 
     def add(self, prompt: Sequence[int], max_tokens: int = FAR // 2, **_fields: Any) -> None:
-        params = self._v.SamplingParams(max_tokens=min(max_tokens, FAR // 2), ignore_eos=True)
+        whose = {"batchwright_client_id": f"client{self._num % CLIENTS}"}
+        params = self._v.SamplingParams(max_tokens=min(max_tokens, FAR // 2), ignore_eos=True, extra_args=whose)
         params.update_from_generation_config({}, eos_token_id=2)
         request = self._v.Request(f"r{self._num}", list(prompt), params, None, block_hasher=self._hasher)
         self._num += 1
@@ -209,23 +212,26 @@ class HostOfVllm(Vllm):
 
 
 class GuestOfVllm(Vllm):
-    """A policy of ours as a guest in vLLM's own scheduler."""
+    """A policy of ours as a guest in vLLM's own scheduler, as users have it: with what counts for its series."""
 
     name = "guest"
 
     def _class(self) -> Any:
-        from batchwright_backends.vllm.guest_making import make_scheduler
+        from batchwright_backends.vllm import scheduler
 
-        return make_scheduler
+        return scheduler
 
 
 def host(policy: str, *sizes: int) -> HostOfVllm:
     """Our scheduler under a policy."""
-    made = type("Host", (HostOfVllm,), {"additional_config": {"batchwright": {"policy": policy}}})
-    return made(*sizes)
+    return type("Host", (HostOfVllm,), {"additional_config": _section(policy)})(*sizes)
 
 
 def guest(policy: str, *sizes: int, is_async: bool = False) -> GuestOfVllm:
     """vLLM's own scheduler with a policy as a guest."""
-    named = {"additional_config": {"batchwright": {"policy": policy}}, "is_async": is_async}
+    named = {"additional_config": _section(policy), "is_async": is_async}
     return type("AsGuest", (GuestOfVllm,), named)(*sizes)
+
+
+def _section(policy: str) -> dict[str, Any]:
+    return {"batchwright": {"policy": policy, "trust_requests": True}}

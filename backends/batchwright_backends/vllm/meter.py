@@ -84,6 +84,7 @@ class Meter:
         self._start_s = self._last_s = clock_s()
         self._is_closed = False
         self._here: dict[str, _Here] = {}
+        self._begun: dict[str, _Here] = {}  # those of them that were admitted: nobody else was served anything
         self._awaited: dict[str, _Here] = {}  # admitted, and without a token
         self._clients, self._kinds = TopClients(most_clients), dict[str, None]()
         self._most_kinds = most_clients
@@ -121,6 +122,7 @@ class Meter:
         one = self._here.get(request.request_id)
         if one is not None and one.is_first:
             one.is_first = False
+            self._begun[request.request_id] = one
             self._awaited[request.request_id] = one
             self._admissions.append((one.kind, self._clock_s() - one.arrived_s))
 
@@ -134,6 +136,7 @@ class Meter:
         """It ended, for whatever reason."""
         one = self._here.pop(request.request_id, None)
         if one is not None:
+            self._begun.pop(request.request_id, None)
             self._note_first_token(request.request_id)
             self._serve(one)
 
@@ -173,7 +176,7 @@ class Meter:
             self._served[client, "output"] += output
 
     def _take(self, now: float) -> dict[str, Any]:
-        for one in self._here.values():
+        for one in self._begun.values():
             self._serve(one)
         said: dict[str, Any] = {
             "ttft": self._first_tokens,

@@ -119,7 +119,7 @@ def test_who_leaves_is_counted_until_then() -> None:
         ["bob", "output", 1],
     ]
     assert served == {("bob", "output"): 1, ("", "prompt"): 2, ("", "output"): 1}
-    assert not run.meter._here and not run.meter._awaited
+    assert not run.meter._here and not run.meter._begun and not run.meter._awaited
 
 
 def test_only_what_is_new_is_told() -> None:
