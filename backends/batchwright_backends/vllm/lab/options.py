@@ -35,7 +35,7 @@ class VllmOptions(BaseModel):
         adapter: how the policy gets into vLLM: `host`, Batchwright's scheduler in the place of vLLM's, or `guest`, in
             vLLM's own scheduler. Policy `observe` is vLLM's own scheduler either way.
         dtype: of weights and activations; None: the model's own.
-        async_scheduling: whether vLLM schedules a step while the one before it runs; `host` cannot.
+        async_scheduling: whether vLLM schedules a step while the one before it runs; in the lab `host` does not.
         tensor_parallel_size: devices, or processes on CPU, over which the model is split.
         kv_cache_gib: GiB of KV cache on CPU; None: what vLLM takes. `num_blocks` says it in blocks, anywhere.
         engine_args: further arguments of vLLM's engine, by the names of its `EngineArgs`.
@@ -68,8 +68,9 @@ class VllmOptions(BaseModel):
                 raise ConfigError(f"backend_options.engine_args.{name}: say it with {ELSEWHERE[name]}")
         if options.async_scheduling and options.adapter == "host":
             raise ConfigError(
-                "backend_options.async_scheduling: Batchwright's scheduler in vLLM's place schedules a step when the "
-                "one before it has ended; leave it out, or set backend_options.adapter=guest"
+                "backend_options.async_scheduling: in the lab Batchwright's scheduler in vLLM's place schedules a step "
+                "when the one before it has ended, so that its decisions replay; leave it out, or set "
+                "backend_options.adapter=guest"
             )
         return options
 
