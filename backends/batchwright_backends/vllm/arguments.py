@@ -15,8 +15,8 @@ from batchwright.errors import ConfigError
 from batchwright_backends.vllm.surfaces_beside import PARSERS
 
 
-def vllm_config(arguments: Sequence[str]) -> Any:
-    """The ``VllmConfig`` of a command line.
+def read_arguments(arguments: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+    """The ``VllmConfig`` of a command line, and the middleware that it names.
 
     Args:
         arguments: those of ``vllm serve``, with or without these two words before them.
@@ -58,12 +58,13 @@ def vllm_config(arguments: Sequence[str]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+            config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"vLLM makes no configuration of these arguments: {type(error).__name__}: {reason}"
         ) from error
+    return config, tuple(parsed.middleware or ())
 
 
 def _parser() -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from batchwright_backends.vllm.measuring import measure
 from batchwright_backends.vllm.seats import NULL_BLOCKS
-from batchwright_backends.vllm.settings import read_settings
+from batchwright_backends.vllm.settings import is_off, read_settings
 from batchwright_backends.vllm.traffic import OBSERVE, is_observing, record_traffic
 
 if TYPE_CHECKING:
@@ -55,11 +54,6 @@ def choose_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
         block_size=scheduler.block_size,
     )
     return scheduler
-
-
-def is_off() -> bool:
-    """Whether the environment wants vLLM's scheduler as it is."""
-    return os.environ.get("BATCHWRIGHT_VLLM", "").lower() == "off"
 
 
 def own_class(vllm_config: VllmConfig) -> Any:

@@ -54,11 +54,11 @@ def doctor(
     vLLM.
     """
     from batchwright.cli.output import check_writable, make_console
-    from batchwright_backends.vllm.arguments import vllm_config
+    from batchwright_backends.vllm.arguments import read_arguments
     from batchwright_backends.vllm.doctor import examine
 
     check_writable(json_file, "--json")
-    found = examine(vllm_config(arguments or ()))
+    found = examine(*read_arguments(arguments or ()))
     _print(make_console(), found)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ from batchwright_backends.vllm import carried, expressible
 from batchwright_backends.vllm.guest_settings import read_guest_settings, seated
 from batchwright_backends.vllm.honoured import CLASSES, HONOURED, of_ranks
 from batchwright_backends.vllm.lacking import missing
-from batchwright_backends.vllm.settings import SECTION, read_settings
+from batchwright_backends.vllm.settings import SECTION, is_off, read_settings
+from batchwright_backends.vllm.stamps import MIDDLEWARE
 from batchwright_backends.vllm.surfaces import ADAPTERS, GUEST, HOST
 from batchwright_backends.vllm.versions import ANY_VERSION, is_tested, tested_range, vllm_version
 
@@ -80,7 +81,7 @@ class Findings:
     @property
     def fine(self) -> bool:
         """Whether the server would start with what is asked for, or, where no scheduler is named, could."""
-        usable = self.tested or _any_version()
+        usable = (self.tested or _any_version()) and not is_off()
         if self.named is not None:
             return usable and self.adapters[self.named].carries
         return usable and self.given is None and any(one.carries for one in self.adapters.values())
@@ -90,17 +91,18 @@ class Findings:
         return {**asdict(self), "fine": self.fine}
 
 
-def examine(config: Any) -> Findings:
+def examine(config: Any, middleware: Collection[str] = ()) -> Findings:
     """Look at a configuration of vLLM.
 
     Args:
         config: a ``VllmConfig``, as vLLM builds it of its own arguments.
+        middleware: what the server is to have, by its names.
 
     Raises:
         ConfigError: what stands under ``batchwright`` in its ``additional_config`` cannot be read at all.
     """
     version = vllm_version()
-    _, section = read_settings(config.additional_config)
+    settings, section = read_settings(config.additional_config)
     plugins = load_plugins(tuple(section.get("no_plugins", ())))
     active = resolve_policy(EngineConfig.parse(_limits(config, section), _WHERE).policy, plugins)
     decisions = Decisions(active, Neutral(lambda: default_policy(plugins)))
@@ -118,6 +120,9 @@ def examine(config: Any) -> Findings:
                 finding.refused.append(str(error))
     found = Findings(version, is_tested(version), active.name, named, given, adapters)
     found.warnings += _warnings(config, active)
+    if settings.trusted is not None and MIDDLEWARE not in middleware:
+        found.warnings.append("trusted is set, and no middleware says whose requests are: all would be nobody's")
+        found.advice.append(f"add --middleware {MIDDLEWARE}")
     found.advice += _advice(found)
     return found
 
@@ -180,11 +185,13 @@ def _hooks(policy: ActivePolicy, adapter: str) -> Iterator[tuple[str, str]]:
 
 def _warnings(config: Any, policy: ActivePolicy) -> Iterator[str]:
     yield from of_ranks(config, policy)
-    if os.environ.get("BATCHWRIGHT_VLLM", "").lower() == "off":
-        yield "BATCHWRIGHT_VLLM=off is set: as a guest the policy would not run at all"
+    if is_off():
+        yield "BATCHWRIGHT_VLLM=off is set: vLLM's own scheduler would run, and the policy not at all"
 
 
 def _advice(found: Findings) -> Iterator[str]:
+    if is_off():
+        yield "take BATCHWRIGHT_VLLM=off out of the environment"
     if not found.tested and not _any_version():
         yield f"install vllm{tested_range()}, or set {ANY_VERSION}=1 to try with this one"
     able = [one.scheduler_cls for one in found.adapters.values() if one.carries]

@@ -144,7 +144,7 @@ class GuestMixin:
         None: it cannot be shown to them at all, and vLLM serves it beside.
         """
         try:
-            return translate(request, self._now(), trusted=self._own.trust_requests, key=self._own.key)
+            return translate(request, self._now(), trusted=self._own.trust_requests, stamps=self._own.stamps)
         except (BatchwrightError, TypeError, ValueError) as error:
             self._note("fields", f"what request {request.request_id!r} says for the policy is not heard: {error}")
         try:
@@ -152,7 +152,7 @@ class GuestMixin:
         except (BatchwrightError, TypeError, ValueError) as error:
             self._note("fields", f"request {request.request_id!r} is not shown to the policy: {error}")
             return None
-        if self._own.key is not None and not self._own.trust_requests:
+        if self._own.stamps is not None and not self._own.trust_requests:
             ours.priority = 0  # vLLM's own is not stamped
         return ours
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
 
 from batchwright_backends.vllm.guest import GuestMixin
+from batchwright_backends.vllm.settings import is_off
 from batchwright_backends.vllm.versions import check_version
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def make_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
         ConfigError: configuration or policy cannot be carried; the message says why.
     """
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
-    if os.environ.get("BATCHWRIGHT_VLLM", "").lower() != "off":
+    if not is_off():
         check_version()
         base = type(f"Guest{base.__name__}", (GuestMixin, base), {})
     return base(vllm_config, *args, **kwargs)

@@ -27,12 +27,12 @@ from batchwright.resolve import default_policy, resolve_fallback, resolve_policy
 from batchwright.scheduler import Scheduler
 from batchwright_backends.vllm.answers import Answers
 from batchwright_backends.vllm.carried import check_config, check_request
-from batchwright_backends.vllm.choosing import is_off, own_class
+from batchwright_backends.vllm.choosing import own_class
 from batchwright_backends.vllm.flights import Flights
 from batchwright_backends.vllm.honoured import of_ranks
 from batchwright_backends.vllm.measuring import measure
 from batchwright_backends.vllm.seats import NULL_BLOCKS, Seats
-from batchwright_backends.vllm.settings import SECTION, read_settings
+from batchwright_backends.vllm.settings import SECTION, is_off, read_settings
 from batchwright_backends.vllm.told import Told
 from batchwright_backends.vllm.traffic import OBSERVE, is_observing, record_traffic
 from batchwright_backends.vllm.translation import hidden_length, repetition_check, translate
@@ -199,7 +199,9 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         check_request(request, caching=self._caching)
         if self._seats.get(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
-        ours = translate(request, self._clock.now_ns(), trusted=self._settings.trust_requests, key=self._settings.key)
+        ours = translate(
+            request, self._clock.now_ns(), trusted=self._settings.trust_requests, stamps=self._settings.stamps
+        )
         length = hidden_length(request)
         predicted = asked(self._predictor, ours, length, self._clock) if self._predictor is not None else nullcontext()
         self._seats.take(ours, request)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from batchwright_backends.vllm.settings import HostSettings, read_settings
-from batchwright_backends.vllm.trusted import PREFIX, STAMP, Said, TrustedSettings, secret, stamp
+from batchwright_backends.vllm.stamps import Stamps
+from batchwright_backends.vllm.trusted import PREFIX, STAMP, Said, TrustedSettings
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,6 +23,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 """Where bodies have ``vllm_xargs``. A request that comes by another way says nothing for policies."""
 _PRIORITY = b"x-vllm-priority"
+_KEYS = (b"authorization", b"x-api-key")
+
+
+class _TwiceError(Exception):
+    """A trusted header that comes twice."""
 
 
 class TrustedFields:
@@ -34,7 +40,7 @@ class TrustedFields:
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
         self._settings: HostSettings | None = None
-        self._key = b""
+        self._stamps: Stamps | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or another event of the server."""
@@ -47,13 +53,13 @@ class TrustedFields:
             await self._app(scope, receive, send)
             return
         headers = [(name.lower(), value) for name, value in scope["headers"]]
+        try:
+            said = self._said(settings.trusted, headers)
+        except (ValidationError, UnicodeDecodeError, _TwiceError) as error:
+            await _refuse(send, error)
+            return
         body = await _whole(receive)
         if body is None:  # the client has left
-            return
-        try:
-            said = self._said(settings.trusted, {name.decode("latin-1"): value.decode() for name, value in headers})
-        except (ValidationError, UnicodeDecodeError) as error:
-            await _refuse(send, error)
             return
         body = self._fill(body, said, free=settings.trust_requests)
         if said.priority is not None or not settings.trust_requests:
@@ -65,12 +71,21 @@ class TrustedFields:
     def _read(self, scope: Scope) -> HostSettings:
         if self._settings is None:
             self._settings, _ = read_settings(scope["app"].state.vllm_config.additional_config)
-            if self._settings.trusted is not None:
-                self._key = secret()
+            self._stamps = self._settings.stamps
         return self._settings
 
     @staticmethod
-    def _said(trusted: TrustedSettings, headers: Mapping[str, str]) -> Said:
+    def _said(trusted: TrustedSettings, pairs: Sequence[tuple[bytes, bytes]]) -> Said:
+        believed = {header.encode("latin-1") for header in trusted.headers.values()}
+        headers: dict[str, str] = {}
+        for name, value in pairs:
+            if name in believed or name in _KEYS:  # any other may hold what it likes
+                said_twice = name in believed and name.decode("latin-1") in headers
+                if said_twice:  # a gateway that adds its own to a user's, say
+                    raise _TwiceError(
+                        f"{name.decode('latin-1')} comes twice; the gateway must take out what users send"
+                    )
+                headers[name.decode("latin-1")] = value.decode()
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         by_key = trusted.api_keys.get(f"sha256:{hashlib.sha256(key.encode()).hexdigest()}") if key else None
@@ -95,8 +110,8 @@ class TrustedFields:
         if not free:
             data.pop("priority", None)
         stamped = {name.removeprefix(PREFIX): v for name, v in filled.items() if name.startswith(PREFIX)}
-        if stamped and not free:
-            filled[STAMP] = stamp(stamped, self._key)
+        if stamped and not free and self._stamps is not None:
+            filled[STAMP] = self._stamps.make(stamped)
         if said.priority is not None:
             data["priority"] = said.priority
         if filled or given:

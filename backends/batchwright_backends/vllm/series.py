@@ -40,6 +40,7 @@ class Series(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM has no type
         self._made: _Made | None = None
         self._shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         self._clients: set[str] = set()
+        self._failed = False
         self._policies: dict[int, dict[str, str]] = {}
 
     def record(
@@ -52,7 +53,9 @@ class Series(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM has no type
             try:
                 self._take(json.loads(text), engine_idx)
             except Exception:  # a server goes on without series
-                logger.exception("a policy's series are not what they should be")
+                if not self._failed:
+                    self._failed = True
+                    logger.exception("a policy's series are not what they should be; further faults are not logged")
 
     def log_engine_initialized(self) -> None:
         """Nothing is known yet."""

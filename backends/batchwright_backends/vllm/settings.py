@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from batchwright.config import EngineConfig
 from batchwright.errors import ConfigError, did_you_mean
 from batchwright_backends.vllm.carrier import in_rust
 from batchwright_backends.vllm.parts import RecordSettings
+from batchwright_backends.vllm.stamps import Stamps
 from batchwright_backends.vllm.trusted import TrustedSettings, secret
 
 SECTION = "batchwright"
@@ -66,7 +68,7 @@ class HostSettings(BaseModel):
     )
 
     @cached_property
-    def key(self) -> bytes | None:
+    def stamps(self) -> Stamps | None:
         """With which fields of requests are stamped; None: nobody stamps.
 
         Raises:
@@ -79,12 +81,17 @@ class HostSettings(BaseModel):
                 f"{SECTION}.trusted: vLLM's server in Rust has no middleware, so nobody would say whose requests are: "
                 "leave VLLM_USE_RUST_FRONTEND out of the environment, or trusted out of the configuration"
             )
-        return secret()
+        return Stamps(secret())
 
     @field_validator("record", mode="before")
     @classmethod
     def _folder(cls, value: Any) -> Any:
         return {"dir": value} if isinstance(value, str) else value
+
+
+def is_off() -> bool:
+    """Whether the environment wants vLLM's scheduler as it is."""
+    return os.environ.get("BATCHWRIGHT_VLLM", "").lower() == "off"
 
 
 def read_settings(additional_config: Any) -> tuple[HostSettings, Mapping[str, Any]]:
@@ -124,7 +131,7 @@ def read_settings(additional_config: Any) -> tuple[HostSettings, Mapping[str, An
             raise ConfigError(f"{SECTION}.{name} is no setting; {did_you_mean(name, choices)}")
     try:
         settings = HostSettings(**own)
-        _ = settings.key
+        _ = settings.stamps
         return settings, rest
     except ValidationError as error:
         first = error.errors()[0]

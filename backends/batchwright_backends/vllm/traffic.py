@@ -12,6 +12,7 @@ from batchwright.request import Request
 from batchwright_backends.vllm.attaching import attach
 from batchwright_backends.vllm.recording import Recording
 from batchwright_backends.vllm.settings import SECTION, HostSettings
+from batchwright_backends.vllm.stamps import Stamps
 from batchwright_backends.vllm.translation import translate
 
 if TYPE_CHECKING:
@@ -84,16 +85,16 @@ def record_traffic(
             "block_size": block_size,
         },
     }
-    own = partial(_as_told, trusted=settings.trust_requests, key=settings.key)
+    own = partial(_as_told, trusted=settings.trust_requests, stamps=settings.stamps)
     recording = Recording(settings.record, about, num_blocks, block_size, said if said is not None else own)
     attach(scheduler, recording)
     return recording
 
 
-def _as_told(request: Any, *, trusted: bool, key: bytes | None) -> Request | None:
+def _as_told(request: Any, *, trusted: bool, stamps: Stamps | None) -> Request | None:
     """What a policy would be told of a request; None where it would be refused."""
     try:
-        return translate(request, time.perf_counter_ns(), trusted=trusted, key=key)
+        return translate(request, time.perf_counter_ns(), trusted=trusted, stamps=stamps)
     except (BatchwrightError, AttributeError):  # no prompt as token ids, or no parameters of sampling
         return None
 

@@ -9,13 +9,14 @@ from vllm.v1.core.sched.utils import check_sequence_repetition  # pyright: ignor
 
 from batchwright.request import Request
 from batchwright.sampling_params import SamplingParams
+from batchwright_backends.vllm.stamps import Stamps
 from batchwright_backends.vllm.trusted import check_said, fields_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
 
 
-def translate(request: VllmRequest, now_ns: int, *, trusted: bool, key: bytes | None = None) -> Request:
+def translate(request: VllmRequest, now_ns: int, *, trusted: bool, stamps: Stamps | None = None) -> Request:
     """Our request.
 
     Only what scheduling needs goes over: vLLM's workers sample, by vLLM's own parameters.
@@ -24,7 +25,7 @@ def translate(request: VllmRequest, now_ns: int, *, trusted: bool, key: bytes | 
         request: vLLM's.
         now_ns: when it arrives, in nanoseconds of the scheduler's clock.
         trusted: whether its ``vllm_xargs`` may say what policies go by.
-        key: with which they are stamped by who may; None: nobody stamps.
+        stamps: with which they are stamped by who may; None: nobody stamps.
 
     Raises:
         InvalidRequestError: a field is unknown, of another type or out of its range.
@@ -33,9 +34,9 @@ def translate(request: VllmRequest, now_ns: int, *, trusted: bool, key: bytes | 
     stops = set(params.stop_token_ids or ())
     if params.eos_token_id is not None:
         stops.add(params.eos_token_id)
-    said = _said(request, now_ns, fields_of(params.extra_args or {}, key, trusted=trusted))
+    said = _said(request, now_ns, fields_of(params.extra_args or {}, stamps, trusted=trusted))
     # Some of vLLM's ways in take a priority of a body past the middleware.
-    priority = request.priority if key is None or trusted else 0
+    priority = request.priority if stamps is None or trusted else 0
     return Request(
         request.request_id,
         request.prompt_token_ids,

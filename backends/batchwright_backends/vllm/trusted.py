@@ -6,7 +6,6 @@ takes none that are not stamped. Both know a secret from their environment, and 
 
 from __future__ import annotations
 
-import hmac
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from batchwright.errors import ConfigError, InvalidRequestError, did_you_mean
+from batchwright_backends.vllm.stamps import MIDDLEWARE, Stamps
 
 SECRET = "BATCHWRIGHT_SECRET"
 """The variable of the environment that both processes read."""
@@ -85,8 +85,7 @@ def secret() -> bytes:
     if len(value) < 16:
         raise ConfigError(
             f"trusted: set {SECRET} in vLLM's environment to 16 characters or more that nobody knows, such as "
-            f"{SECRET}=$(openssl rand -hex 16), and start vLLM with --middleware "
-            "batchwright_backends.vllm.middleware.TrustedFields"
+            f"{SECRET}=$(openssl rand -hex 16), and start vLLM with --middleware {MIDDLEWARE}"
         )
     return value.encode()
 
@@ -116,29 +115,18 @@ def check_said(request_id: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def stamp(fields: Mapping[str, Any], key: bytes) -> str:
-    """What only who knows the secret can say of these fields."""
-    lines = [f"{name}={value if isinstance(value, str) else float(value)!r}" for name, value in sorted(fields.items())]
-    return hmac.new(key, "\n".join(lines).encode(), "sha256").hexdigest()
-
-
-def fields_of(extra: Mapping[str, Any], key: bytes | None, *, trusted: bool) -> dict[str, Any]:
+def fields_of(extra: Mapping[str, Any], stamps: Stamps | None, *, trusted: bool) -> dict[str, Any]:
     """What a request says for policies, as far as it may.
 
     Args:
         extra: its ``vllm_xargs``.
-        key: the secret; None: nobody stamps.
+        stamps: know those that hold; None: nobody stamps.
         trusted: whether requests may say it themselves.
 
     Returns:
         Fields without their prefix.
     """
     fields = {name[len(PREFIX) :]: v for name, v in extra.items() if name.startswith(PREFIX) and name != STAMP}
-    said = extra.get(STAMP)
-    if key is not None and isinstance(said, str):
-        try:
-            if hmac.compare_digest(said, stamp(fields, key)):
-                return fields
-        except (TypeError, ValueError):  # no number, and nobody of ours stamped it
-            pass
-    return fields if trusted else {}
+    if trusted or (stamps is not None and stamps.holds(extra.get(STAMP), fields)):
+        return fields
+    return {}

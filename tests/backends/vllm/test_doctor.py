@@ -13,11 +13,13 @@ import pytest
 from batchwright.cli.app import app
 from batchwright.errors import ConfigError
 from batchwright_backends.vllm import doctor
-from batchwright_backends.vllm.arguments import vllm_config
+from batchwright_backends.vllm.arguments import read_arguments
 from batchwright_backends.vllm.doctor import Findings, examine
 from batchwright_backends.vllm.honoured import CLASSES
 from batchwright_backends.vllm.lacking import Missing
+from batchwright_backends.vllm.stamps import MIDDLEWARE
 from batchwright_backends.vllm.surfaces import GUEST, HOST
+from batchwright_backends.vllm.trusted import SECRET
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
@@ -156,9 +158,20 @@ def test_ranks_of_their_own_are_carried_and_those_that_step_together_are_not() -
     assert "whose ranks take steps together" in found.adapters[HOST].refused[0]
 
 
-def test_a_guest_that_is_switched_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATCHWRIGHT_VLLM", "off")
-    assert "would not run at all" in examine(config_of()).warnings[0]
+    found = examine(config_of())
+    assert "the policy not at all" in found.warnings[0] and not found.fine
+    assert "BATCHWRIGHT_VLLM=off out of the environment" in found.advice[0]
+
+
+def test_a_middleware_that_was_forgotten_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would have a client, in silence."""
+    monkeypatch.setenv(SECRET, "nobody knows it, really")
+    config = config_of()
+    config.additional_config["batchwright"]["trusted"] = {"headers": {"client_id": "X-Client"}}
+    assert f"add --middleware {MIDDLEWARE}" in examine(config).advice
+    assert not any("--middleware" in one for one in examine(config, [MIDDLEWARE]).advice)
 
 
 def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +205,7 @@ def run(*words: str) -> int:
 def test_the_command(
     policy: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("batchwright_backends.vllm.arguments.vllm_config", lambda _: config_of(policy))
+    monkeypatch.setattr("batchwright_backends.vllm.arguments.read_arguments", lambda _: (config_of(policy), ()))
     assert run("--json", str(tmp_path / "found.json"), "--", "MODEL") == code
     said = capsys.readouterr().out
     assert f"vLLM 0.32.0, tested; policy {policy}" in said
@@ -220,7 +233,10 @@ def test_vllms_own_parser(before: list[str]) -> None:
     given = ["--max-model-len", "512", "--skip-tokenizer-init", "--max-num-seqs", "7"]
     section = ["--additional-config", json.dumps({"batchwright": {"policy": "vtc"}})]
     chosen = ["--scheduler-cls", CLASSES[GUEST]]
-    found = vllm_config([*before, _model_folder(), *given, *section, *chosen])
+    found, middleware = read_arguments(
+        [*before, _model_folder(), *given, *section, *chosen, "--middleware", MIDDLEWARE]
+    )
+    assert middleware == (MIDDLEWARE,)
     assert found.scheduler_config.max_num_seqs == 7
     said = examine(found)
     assert (said.named, said.policy, said.fine) == (GUEST, "vtc", True)
@@ -236,4 +252,4 @@ def test_vllms_own_parser(before: list[str]) -> None:
 )
 def test_what_vllm_refuses(given: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        vllm_config(given)
+        read_arguments(given)

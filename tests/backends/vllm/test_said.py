@@ -16,9 +16,10 @@ from batchwright.scheduler import Scheduler
 from batchwright_backends.vllm import measuring
 from batchwright_backends.vllm.lab import drive
 from batchwright_backends.vllm.settings import HostSettings
-from batchwright_backends.vllm.trusted import STAMP, check_said, stamp
+from batchwright_backends.vllm.stamps import Stamps
+from batchwright_backends.vllm.trusted import STAMP, check_said
 
-KEY = b"nobody knows it, really"
+STAMPS = Stamps(b"nobody knows it, really")
 WRONG = [
     ("client_id", ["a"]),
     ("client_id", 5),
@@ -96,7 +97,7 @@ def test_what_the_lab_offers_can_be_said() -> None:
     assert check_said("r", fields) == {"deadline_s": 0.0, "predicted_output_tokens": 0, "weight": 0.5, "priority": 0}
 
 
-def translated(key: bytes | None, *, trusted: bool, **extra: Any) -> Any:
+def translated(stamps: Stamps | None, *, trusted: bool, **extra: Any) -> Any:
     pytest.importorskip("vllm")
     from batchwright_backends.vllm.translation import translate
 
@@ -104,24 +105,24 @@ def translated(key: bytes | None, *, trusted: bool, **extra: Any) -> Any:
     theirs = SimpleNamespace(
         request_id="r", prompt_token_ids=[1, 2], sampling_params=params, priority=-9, session_id=None
     )
-    return translate(theirs, 10**9, trusted=trusted, key=key)
+    return translate(theirs, 10**9, trusted=trusted, stamps=stamps)
 
 
 @pytest.mark.parametrize(
-    ("key", "trusted", "extra", "priority"),
+    ("stamps", "trusted", "extra", "priority"),
     [
         (None, False, {}, -9),
-        (KEY, False, {}, 0),
-        (KEY, False, {"batchwright_priority": -9}, 0),
-        (KEY, False, {"batchwright_priority": 3, STAMP: stamp({"priority": 3}, KEY)}, 3),
-        (KEY, True, {}, -9),
+        (STAMPS, False, {}, 0),
+        (STAMPS, False, {"batchwright_priority": -9}, 0),
+        (STAMPS, False, {"batchwright_priority": 3, STAMP: STAMPS.make({"priority": 3})}, 3),
+        (STAMPS, True, {}, -9),
     ],
 )
 def test_a_priority_past_the_middleware_says_nothing(
-    key: bytes | None, trusted: bool, extra: dict[str, Any], priority: int
+    stamps: Stamps | None, trusted: bool, extra: dict[str, Any], priority: int
 ) -> None:
     """Not all of vLLM's ways in have the body in a form that the middleware knows."""
-    assert translated(key, trusted=trusted, **extra).priority == priority
+    assert translated(stamps, trusted=trusted, **extra).priority == priority
 
 
 def test_a_deadline_counts_from_the_arrival() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
+import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +16,8 @@ import pytest
 from batchwright.errors import ConfigError
 from batchwright_backends.vllm.middleware import TrustedFields
 from batchwright_backends.vllm.settings import read_settings
-from batchwright_backends.vllm.trusted import SECRET, STAMP, fields_of, stamp
+from batchwright_backends.vllm.stamps import HOLDS_S, Stamps
+from batchwright_backends.vllm.trusted import SECRET, STAMP, fields_of
 
 KEY = b"nobody knows it, really"
 HASH = f"sha256:{hashlib.sha256(b'sk-alice').hexdigest()}"
@@ -34,7 +38,7 @@ Pairs = list[tuple[str, str]]
 class Asked:
     """What a request has become behind the middleware."""
 
-    def __init__(self, headers: Pairs, body: bytes, path: str, section: dict[str, Any]) -> None:
+    def __init__(self, headers: Sequence[tuple[str, bytes]], body: bytes, path: str, section: dict[str, Any]) -> None:
         self.sent: list[dict[str, Any]] = []
         self.body: Any = None  # what came through; None: nothing did
         self.scope: Any = None
@@ -44,7 +48,7 @@ class Asked:
             "type": "http",
             "method": "POST",
             "path": path,
-            "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+            "headers": [(name.lower().encode(), value) for name, value in headers],
             "app": SimpleNamespace(state=state),
         }
         half = len(body) // 2
@@ -84,14 +88,21 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, KEY.decode())
 
 
-def ask(headers: Pairs = (), body: Any = None, path: str = "/v1/completions", **section: Any) -> Asked:  # type: ignore[assignment]
+def ask(
+    headers: Sequence[tuple[str, str]] = (),
+    body: Any = None,
+    path: str = "/v1/completions",
+    latin: Sequence[tuple[str, str]] = (),
+    **section: Any,
+) -> Asked:
     raw = body if isinstance(body, bytes) else json.dumps({"prompt": "hello", **(body or {})}).encode()
-    return Asked(list(headers), raw, path, {"trusted": TRUSTED, **section})
+    sent = [(name, value.encode()) for name, value in headers] + [(n, v.encode("latin-1")) for n, v in latin]
+    return Asked(sent, raw, path, {"trusted": TRUSTED, **section})
 
 
 def believed(asked: Asked, key: bytes | None = KEY) -> dict[str, Any]:
     """What the scheduler takes of it."""
-    return fields_of(asked.data.get("vllm_xargs") or {}, key, trusted=False)
+    return fields_of(asked.data.get("vllm_xargs") or {}, None if key is None else Stamps(key), trusted=False)
 
 
 @pytest.mark.parametrize(
@@ -133,18 +144,62 @@ def test_it_stays_where_requests_are_trusted_but_for_what_others_say() -> None:
         trust_requests=True,
     )
     xargs = asked.data["vllm_xargs"]
-    assert fields_of(xargs, KEY, trusted=True) == {"client_id": "bob", "weight": 9, "priority": 5}
+    assert fields_of(xargs, Stamps(KEY), trusted=True) == {"client_id": "bob", "weight": 9, "priority": 5}
 
 
 def test_only_who_knows_the_secret_is_believed() -> None:
     xargs = ask([("X-Client", "bob")]).data["vllm_xargs"]
-    assert fields_of(xargs, KEY, trusted=False)
-    for other in (None, b"another secret, just as long"):
+    stamps = Stamps(KEY, lambda: time.time() + HOLDS_S / 2)
+    assert fields_of(xargs, stamps, trusted=False)
+    for other in (None, Stamps(b"another secret, just as long")):
         assert fields_of(xargs, other, trusted=False) == {}
-    for changed in ({"batchwright_client_id": "alice"}, {"batchwright_weight": 3}, {STAMP: "0" * 64}, {STAMP: 3}):
-        assert fields_of({**xargs, **changed}, KEY, trusted=False) == {}
-    assert fields_of({"batchwright_weight": ["a"], STAMP: "0" * 64}, KEY, trusted=False) == {}
-    assert stamp({"weight": 2}, KEY) == stamp({"weight": 2.0}, KEY) != stamp({"weight": "2.0 "}, KEY)
+    made = xargs[STAMP].partition(":")[0]
+    later = xargs[STAMP].replace(made, str(int(made) + 9))
+    wrong: list[Any] = ["0" * 64, f"{made}:{'0' * 64}", later, "", "x:y", f"{made}:\u00e9", 3, ["a"]]
+    for changed in ({"batchwright_client_id": "alice"}, {"batchwright_weight": 3}, *({STAMP: one} for one in wrong)):
+        assert fields_of({**xargs, **changed}, stamps, trusted=False) == {}
+    assert fields_of({"batchwright_weight": ["a"], STAMP: f"{made}:0"}, stamps, trusted=False) == {}
+    stamps = Stamps(KEY, lambda: 7.0)
+    assert stamps.make({"weight": 2}) == stamps.make({"weight": 2.0}) != stamps.make({"weight": "2.0 "})
+
+
+@pytest.mark.parametrize("late", [-2, 2])
+def test_a_stamp_holds_for_a_while(late: int) -> None:
+    """Who reads one in a log cannot use it for ever."""
+    xargs = ask([("X-Client", "bob")]).data["vllm_xargs"]
+    assert fields_of(xargs, Stamps(KEY, lambda: time.time() + late * HOLDS_S), trusted=False) == {}
+
+
+def test_stamps_that_do_not_hold_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    xargs = ask([("X-Client", "bob")]).data["vllm_xargs"]
+    stamps = Stamps(b"another secret, just as long")
+    with caplog.at_level(logging.WARNING, "vllm.batchwright"):
+        for _ in range(3):
+            assert fields_of(xargs, stamps, trusted=False) == {}
+    (record,) = caplog.records
+    assert SECRET in record.getMessage()
+
+
+@pytest.mark.parametrize("ever", [False, True])
+def test_a_middleware_that_was_forgotten_is_said_once(ever: bool, caplog: pytest.LogCaptureFixture) -> None:
+    stamps = Stamps(KEY)
+    with caplog.at_level(logging.WARNING, "vllm.batchwright"):
+        if ever:
+            assert fields_of(ask([("X-Client", "bob")]).data["vllm_xargs"], stamps, trusted=False)
+        for _ in range(300):
+            assert fields_of({"batchwright_weight": 9}, stamps, trusted=False) == {}
+    assert sum("--middleware" in record.getMessage() for record in caplog.records) == (not ever)
+
+
+def test_a_trusted_header_comes_once_and_others_hold_what_they_like() -> None:
+    """A gateway that adds its own to a user's would let the user choose."""
+    asked = ask([("X-Client", "alice"), ("X-Client", "bob")])
+    assert asked.body is None and asked.sent[0]["status"] == 400
+    assert "x-client comes twice" in json.loads(asked.sent[1]["body"])["error"]["message"]
+    asked = ask([("X-Client", "bob"), ("User-Agent", "a"), ("User-Agent", "b")], latin=[("X-Own", "caf\u00e9")])
+    assert believed(asked)["client_id"] == "bob"
+    asked = ask(latin=[("X-Client", "caf\u00e9")])
+    assert asked.body is None and asked.sent[0]["status"] == 400
 
 
 @pytest.mark.parametrize("body", [b"no json", b"[1, 2]", b'{"vllm_xargs": 3}', b""])
@@ -184,4 +239,4 @@ def test_without_a_secret_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(SECRET, "short")
     with pytest.raises(ConfigError, match=f"set {SECRET} in vLLM's environment"):
         read_settings({"batchwright": {"trusted": TRUSTED}})
-    assert read_settings({"batchwright": {}})[0].key is None
+    assert read_settings({"batchwright": {}})[0].stamps is None
