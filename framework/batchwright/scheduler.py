@@ -17,14 +17,9 @@ from batchwright.batch import Batch
 from batchwright.batch_builder import BatchBuilder
 from batchwright.block_manager import BlockManager
 from batchwright.decisions import Decisions
-from batchwright.errors import (
-    BatchwrightError,
-    ConfigError,
-    PluginError,
-    PolicyError,
-    UnknownRequestError,
-)
+from batchwright.errors import BatchwrightError, UnknownRequestError
 from batchwright.feasibility import Feasibility
+from batchwright.in_force import PolicyInForce
 from batchwright.intake import Intake
 from batchwright.leap import Leaper, last_step
 from batchwright.limits import Limits
@@ -36,7 +31,6 @@ from batchwright.prefix_cache import PrefixCache
 from batchwright.request import Request
 from batchwright.resolve import default_policy, resolve_fallback, resolve_policy
 from batchwright.results import DeferredResult, Over, checked_tokens, take_deferred, take_results, unknown_tokens
-from batchwright.rules import Rules
 from batchwright.settlement import Settlement
 from batchwright.state import State
 from batchwright.step import Step
@@ -54,7 +48,6 @@ class Scheduler:
         blocks: the pool of KV blocks.
         waiting, running: views of the queues; ``running`` holds residents in order of admission.
         step: the present or last step.
-        num_policy_faults, num_observer_faults: counted since the start.
 
     Raises:
         ConfigError, PluginError: a setting or the policy is wrong.
@@ -100,16 +93,12 @@ class Scheduler:
             default: makes the default policy, for what a policy does not answer and for fallbacks.
             overlap: ``expect`` and ``settle`` may take the place of ``update``.
         """
-        if on_policy_error not in ("raise", "fallback"):
-            raise ConfigError(f"on_policy_error must be 'raise' or 'fallback', not {on_policy_error!r}")
-        self._on_policy_error = on_policy_error
         self.limits = limits if limits is not None else Limits()
         cache = prefix_cache if prefix_cache is not None else PrefixCache()
         kind = OverlappedBlocks if overlap else BlockManager if cache.enabled else UnsharedBlocks
         self.blocks = kind(num_blocks, block_size, cache)
         self._step_class = OverlappedStep if overlap else Step
         self._hooks = Decisions(resolve_policy(policy), Neutral(default), strict=strict)
-        self._fallback = resolve_fallback(fallback_policy)
         if predictor is not None:
             self._hooks.register(predictor[1], f"predictor {predictor[0]}")
         for plugin in plugins:
@@ -124,15 +113,28 @@ class Scheduler:
         self._seed = seed
         self._num_steps = 0
         self._batch: Batch | None = None
-        self.num_policy_faults = 0
         self.step = Step(self._state, 0, 0)
         self._feasible = Feasibility(self.limits, self.blocks, vocab_size)
-        self._intake = Intake(
-            self._state, self._feasible, eos_token_ids=self._eos, seed=seed, on_fault=self._policy_fault
+        # As the scheduler was made, for recordings of it.
+        self._on_policy_error, self._fallback = on_policy_error, resolve_fallback(fallback_policy)
+        self._in_force = PolicyInForce(
+            self._state,
+            self._feasible,
+            self._leaper.bind,
+            on_error=on_policy_error,
+            fallback=self._fallback,
         )
-        self._take_policy(self._hooks.policy)
+        self._intake = Intake(
+            self._state, self._feasible, eos_token_ids=self._eos, seed=seed, on_fault=self._in_force.fault
+        )
+        self._in_force.take(0, 0)
 
     # Requests -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_policy_faults(self) -> int:
+        """Faults of policies since the start that were not raised; each is an event of its step."""
+        return self._in_force.num_faults
 
     @property
     def num_observer_faults(self) -> int:
@@ -177,7 +179,7 @@ class Scheduler:
             RefusedRequestError: a policy's ``arrival`` hook refused it.
         """
         self._not_while_building()
-        self._intake.take(request, self._rules, self._num_steps, num_output_tokens, stop_check)
+        self._intake.take(request, self._in_force.rules, self._num_steps, num_output_tokens, stop_check)
 
     def abort(self, request_id: str, *, error: str | None = None) -> Request:
         """End a request at once, whatever it is doing; its blocks are free when this returns.
@@ -228,7 +230,7 @@ class Scheduler:
             return Batch(self._num_steps, self.blocks.block_size, (), ())
         hooks, state = self._hooks, self._state
         if hooks.violation is not None:
-            self._raise_violation()
+            self._in_force.raise_violation()
         step = self.step = self._step_class(state, now, self._num_steps)
         if self.blocks.looked_up:
             self.blocks.looked_up.clear()
@@ -250,11 +252,11 @@ class Scheduler:
                 step._take_stock()
         state.building = True
         try:
-            if state.steady and hooks.violation is None and self._builder.build_steady(step, self._rules):
+            if state.steady and hooks.violation is None and self._builder.build_steady(step, self._in_force.rules):
                 batch = self._batch = Batch(step.index, self.blocks.block_size, step.batch, (), roster=state.roster)
                 return batch
             try:
-                self._build(step)
+                self._in_force.build(step, self._builder)
             finally:
                 if step._admitted or step.preempted:
                     self._builder.commit(step)
@@ -274,38 +276,7 @@ class Scheduler:
 
     def stop(self, why: str) -> None:
         """The policy gets nobody on: an error of the next step, which the default policy builds with ``fallback``."""
-        message = f"in the last steps, {why}"
-        self._hooks.violation = self._rules.error(self.step, "preemption", "progress", message)
-
-    def _raise_violation(self) -> None:
-        """An observer tried to write (with ``fallback`` an observer's fault as any), or nobody gets on."""
-        violation = self._hooks.violation
-        if violation is None or (self._on_policy_error != "raise" and violation.rule == "progress"):
-            return
-        self._hooks.violation = None
-        if self._on_policy_error == "raise":
-            raise violation
-
-    def _build(self, step: Step) -> None:
-        try:
-            if self._hooks.violation is not None:
-                violation, self._hooks.violation = self._hooks.violation, None
-                raise violation
-            self._builder.build(step, self._rules)
-            self._state.failed = False
-        except BaseException as error:
-            self._state.still = False
-            self._builder.undo(step)
-            if not isinstance(error, PolicyError):
-                raise
-            self._state.failed = True
-            self._policy_fault(error)
-            self._state.still = step._by_policy = False
-            try:
-                self._builder.build(step, self._fallback_rules(step), fallback=True)
-            except BaseException:
-                self._builder.undo(step)
-                raise
+        self._in_force.stop(self.step, why)
 
     # Taking results -----------------------------------------------------------------------------------------
 
@@ -394,7 +365,7 @@ class Scheduler:
         if batch is not self._batch:
             raise BatchwrightError("fail() takes the batch of the last schedule(), once")
         self._batch = None
-        self._step_end.fail(self.step, self._rules, error, self._builder, retry=retry, now=now)
+        self._step_end.fail(self.step, self._in_force.rules, error, self._builder, retry=retry, now=now)
         return self.step
 
     # Several steps at once ----------------------------------------------------------------------------------
@@ -406,7 +377,7 @@ class Scheduler:
         """
         if self._batch is not None or self._state.awaited is not None:
             return None
-        most = self._leaper.most(counts_decodes=self._rules.counts_decodes)
+        most = self._leaper.most(counts_decodes=self._in_force.rules.counts_decodes)
         if most < 1:
             return None
         state = self._state
@@ -429,7 +400,7 @@ class Scheduler:
         if leap is None:
             return 0
         self._num_steps += len(leap)
-        self.step = last_step(state, leap, counts_decodes=self._rules.counts_decodes)
+        self.step = last_step(state, leap, counts_decodes=self._in_force.rules.counts_decodes)
         wait_until_ns(leap.ends_ns[-1])
         self._leaper.end(leap, self.step)
         return len(leap)
@@ -498,7 +469,7 @@ class Scheduler:
             awaited.give(result, now)
         awaited.wait()
         ahead = self.step if self._batch is not None else None
-        settlement = Settlement(self._state, self._builder, self._rules, awaited, ahead)
+        settlement = Settlement(self._state, self._builder, self._in_force.rules, awaited, ahead)
         over = settlement.settle(retry=retry)
         if ahead is not None:
             self._batch = self._make_batch(ahead)
@@ -526,11 +497,7 @@ class Scheduler:
         self._not_while_building()
         if self._batch is not None:
             raise BatchwrightError("swap_policy() between schedule() and update(): finish the step first")
-        active = resolve_policy(policy)
-        self._feasible.check_policy(active, self._state.requests.values())
-        self._check_predict(active)
-        self._hooks.swap_policy(active)
-        self._take_policy(active)
+        self._in_force.swap(resolve_policy(policy), self.step.end or self.step.now, self._num_steps)
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add a plugin's decision and observer hooks.
@@ -539,35 +506,7 @@ class Scheduler:
             PluginError: a hook of it is misspelt or mistyped, or the name is taken.
         """
         self._hooks.register(plugin, name)
-        self._bind_rules()
-
-    def _take_policy(self, active: ActivePolicy) -> None:
-        self._check_predict(active)
-        self._feasible.chunks = active.chunks
-        self._bind_rules()
-        view = Step(self._state, self.step.end or self.step.now, self._num_steps)
-        self._state.tell(self._hooks.policy_attached, view)
-
-    def _bind_rules(self) -> None:
-        self._rules = Rules(self._hooks)
-        self._state.repeats = self._hooks.policy.stationary and self._hooks.policy_alone
-        self._state.still = self._state.failed = False
-        self._leaper.bind()
-
-    def _check_predict(self, active: ActivePolicy) -> None:
-        if active.uses_predict and self._state.predict_s is None:
-            raise PluginError(
-                f"policy {active.name!r} needs step times in advance (uses_predict), and this backend has no cost "
-                "estimate: use a sim backend, or another policy"
-            )
-
-    def _fallback_rules(self, step: Step) -> Rules:
-        neutral = self._hooks.neutral
-        fallback = self._fallback if self._fallback is not None else ActivePolicy.of(neutral.fresh(), "fallback")
-        decisions = Decisions(fallback, neutral)
-        self._state.tell(decisions.policy_attached, step)  # it saw nobody come, and this step not begin
-        self._state.tell(decisions.step_started, step)
-        return Rules(decisions)
+        self._in_force.bind()
 
     @property
     def in_flight(self) -> Batch | None:
@@ -585,12 +524,3 @@ class Scheduler:
                 "queues are frozen while a step is built: add, abort and swap policies between two steps, or from "
                 "step_finished and request_finished"
             )
-
-    def _policy_fault(self, error: PolicyError) -> None:
-        """Raise it, or, with ``fallback``, count it."""
-        if self._on_policy_error == "raise":
-            raise error
-        self.num_policy_faults += 1
-        self._state.events.append(
-            {"kind": "policy_fault", "plugin": error.plugin, "hook": error.hook, "error": str(error)}
-        )

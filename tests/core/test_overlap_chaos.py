@@ -160,9 +160,8 @@ def _chaos(seed: int) -> dict[str, int]:
 
     def watch(batch: Batch) -> None:
         assert 0 < len(batch) <= run.seqs
-        counted = (
-            batch.num_tokens if run.engine.scheduler._rules.counts_decodes else batch.num_tokens - sum(batch.is_decode)
-        )
+        counts_decodes = run.engine.scheduler._in_force.rules.counts_decodes
+        counted = batch.num_tokens if counts_decodes else batch.num_tokens - sum(batch.is_decode)
         assert counted <= run.budget
         step = run.engine.scheduler.step
         assert step.budget == run.budget - counted

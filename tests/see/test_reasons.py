@@ -242,7 +242,7 @@ def test_undone_when_the_policy_breaks_a_rule() -> None:
 
 def test_a_fallback_decides_in_its_own_name() -> None:
     stage = Stage(Broken())
-    stage.scheduler._on_policy_error = "fallback"
+    stage.scheduler._in_force.on_error = "fallback"
     for name in "abcd":
         stage.add(name, 3)
     traced = stage.step()
@@ -254,7 +254,7 @@ def test_a_fallback_decides_in_its_own_name() -> None:
 
 def test_a_fallback_has_nobodys_wrappers() -> None:
     stage = Stage(Broken(), plugins=[Halver(), Quota()])
-    stage.scheduler._on_policy_error = "fallback"
+    stage.scheduler._in_force.on_error = "fallback"
     stage.add("a", 12)
     stage.add("c", 3)
     stage.add("d", 12)
