@@ -38,6 +38,8 @@ class Watchdog:
         self._files = {file for policy in policies for file in _files(policy)}
         self._thread_id: int | None = None
         self._since: float | None = None
+        self._num_over = 0  # timeouts of blocks that have ended
+        self._deciding = threading.Lock()
         threading.Thread(target=_look, args=(weakref.ref(self), most_s / _LOOKS), daemon=True, name="policies").start()
 
     def __enter__(self) -> None:
@@ -45,19 +47,30 @@ class Watchdog:
         self._since = time.monotonic()
 
     def __exit__(self, *exc: object) -> None:
-        self._since = None
+        while True:
+            try:
+                with self._deciding:
+                    self._since = None
+                    if self._num_over != self.num_timeouts:  # what was not raised yet would be, in whoever runs next
+                        self._num_over = self.num_timeouts
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id or 0), None)
+            except PolicyTimeoutError:  # just now: the policy had returned
+                continue
+            return
 
     def look(self) -> None:
         """End the policy if it has taken too long."""
-        since, thread_id = self._since, self._thread_id
-        if since is None or thread_id is None or time.monotonic() - since <= self._most_s:
-            return
-        frame = sys._current_frames().get(thread_id)
-        # Nothing else runs between this look and what it leads to, unless this thread is made to wait just here.
-        if frame is not None and self._in_policy(frame) and self._since == since:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(PolicyTimeoutError))
-            self.num_timeouts += 1
-            self._since = time.monotonic()  # one that catches it is told again
+        with self._deciding:  # it cannot leave the block meanwhile
+            since, thread_id = self._since, self._thread_id
+            if since is None or thread_id is None or time.monotonic() - since <= self._most_s:
+                return
+            frame = sys._current_frames().get(thread_id)
+            # Nothing else runs between this look and what it leads to, unless this thread is made to wait just here.
+            if frame is not None and self._in_policy(frame):
+                raised = ctypes.py_object(PolicyTimeoutError)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)
+                self.num_timeouts += 1
+                self._since = time.monotonic()  # one that catches it is told again
 
     def _in_policy(self, frame: FrameType | None) -> bool:
         while frame is not None:
