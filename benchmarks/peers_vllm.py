@@ -222,9 +222,9 @@ class GuestOfVllm(Vllm):
         return scheduler
 
 
-def host(policy: str, *sizes: int) -> HostOfVllm:
+def host(policy: str, *sizes: int, is_async: bool = False) -> HostOfVllm:
     """Our scheduler under a policy."""
-    return type("Host", (HostOfVllm,), {"additional_config": _section(policy)})(*sizes)
+    return type("Host", (HostOfVllm,), {"additional_config": _section(policy), "is_async": is_async})(*sizes)
 
 
 def guest(policy: str, *sizes: int, is_async: bool = False) -> GuestOfVllm:

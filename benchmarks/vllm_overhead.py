@@ -81,9 +81,11 @@ def makes(columns: list[str], policies: list[str]) -> dict[str, tuple[rows.Make,
         made |= {f"guest {name}": (functools.partial(guest, name), STOCK) for name in policies}
     if "async" in columns:
         made[STOCK_ASYNC] = (VllmAhead, STOCK_ASYNC)
-        made |= {
-            f"guest async {name}": (functools.partial(guest, name, is_async=True), STOCK_ASYNC) for name in policies
-        }
+        for kind, maker in (("host", host), ("guest", guest)):
+            made |= {
+                f"{kind} async {name}": (functools.partial(maker, name, is_async=True), STOCK_ASYNC)
+                for name in policies
+            }
     return made
 
 
