@@ -69,7 +69,8 @@ check-vllm-versions:  ## import what is used of vLLM from each release of vllm-c
 coverage: $(VENV)/dev  ## branch coverage of the policies and the hook manager, which must be whole
 	@# test_complexity.py counts lines with a tracer of its own, which turns this one off.
 	@BATCHWRIGHT_RANDOM_WORKLOADS=3 COVERAGE_FILE=$(VENV)/coverage $(BIN)/coverage run -m pytest --quiet tests/policies \
-		tests/plugins/test_binding.py tests/plugins/test_hooks.py tests/plugins/test_loading.py \
+		tests/plugins/test_binding.py tests/plugins/test_wrappers.py tests/plugins/test_composites.py \
+		tests/plugins/test_kinds.py tests/plugins/test_hooks.py tests/plugins/test_loading.py \
 		tests/plugins/test_policy_files.py tests/lab/test_predictors.py tests/lab/test_asking_predictors.py \
 		tests/lab/test_predictions.py tests/core/test_effective.py tests/core/test_strict.py \
 		tests/scenarios/test_liveness.py tests/fleet/test_routers.py tests/fleet/test_routing.py \
