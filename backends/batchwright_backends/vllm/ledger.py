@@ -151,7 +151,7 @@ class Ledger:
         """
         end = end_ns - self.start_ns
         groups = [some.outputs for some in outputs]
-        self._take(groups[0] if len(groups) == 1 else [one for some in groups for one in some], end)
+        self._take(told, groups[0] if len(groups) == 1 else [one for some in groups for one in some], end)
         while self._under_way:
             which, start, num_prefill, num_decodes, num_evicted, num_rows, print_ = self._under_way.popleft()
             if which is told:
@@ -191,11 +191,17 @@ class Ledger:
 
     # What follows from it -------------------------------------------------------------------------------------
 
-    def _take(self, outputs: Sequence[Any], end: int) -> None:
+    def _take(self, told: Any, outputs: Sequence[Any], end: int) -> None:
         """Tokens of a step."""
-        names = list(map(_NAME, outputs))
-        num, num_riding = len(names), len(self._riding)
-        each_one = list(map(len, map(_TOKENS, outputs))).count(1) == num  # token
+        num, num_riding = len(outputs), len(self._riding)
+        reasons = list(map(_REASON, outputs))
+        has_ends = reasons.count(None) != num
+        # Whoever goes on is a row of the batch, with a token unless some were guessed: without a look at each of them.
+        names = list(told.num_scheduled_tokens)
+        if has_ends or len(names) != num:
+            names = list(map(_NAME, outputs))
+        is_plain = not has_ends and not getattr(told, "scheduled_spec_decode_tokens", True)
+        each_one = is_plain or list(map(len, map(_TOKENS, outputs))).count(1) == num  # token
         if not each_one or (names if num == num_riding else names[:num_riding]) != self._riding:
             self._take_each(outputs, end)
             return
@@ -206,8 +212,7 @@ class Ledger:
                 entry.add(end)
                 entry.since = len(self._ends)
         self._riding = names
-        reasons = list(map(_REASON, outputs))
-        if reasons.count(None) != num:
+        if has_ends:
             for name, reason in zip(names, reasons, strict=True):
                 if reason is not None and (entry := self.entries.get(name)) is not None:
                     self.settle(entry)
