@@ -27,7 +27,7 @@ from table_makers.records import columns, latencies, metrics, recorded_request
 from table_makers.reproductions import REPRODUCED, reproduced, reproduction
 from table_makers.settings import config, environment, synthetic
 from table_makers.simulator import agreement_on_cpu, fidelity, gpus, models, residuals, sim_growth, sim_speed
-from table_makers.vllm import vllm_hooks, vllm_lacks, vllm_overhead
+from table_makers.vllm import vllm_hooks, vllm_lacks, vllm_overhead, vllm_recorded, vllm_recording
 
 FOLDER = Path(__file__).parent
 _TABLE = re.compile(r"(<!-- table: (?P<key>[\w. -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -68,6 +68,8 @@ def makers() -> dict[str, Callable[[], str]]:
         "reproduce": reproduced,
         **{f"reproduce {name}": (lambda name=name: reproduction(name)) for name in REPRODUCED},
         "vllm overhead": vllm_overhead,
+        "vllm recording": vllm_recording,
+        "vllm recorded": vllm_recorded,
         "vllm hooks": vllm_hooks,
         "vllm lacks": vllm_lacks,
         **{f"predictor {n}": (lambda k=k: of_model(k.Params)) for n, k in register_predictors().items()},

@@ -22,6 +22,30 @@ def vllm_overhead() -> str:
     return table(("", *(heads.get(row["row"]) or f"{int(row['row']):,} decodes" for row in rows)), cells)
 
 
+def vllm_recording() -> str:
+    """Cost of a step in vLLM's scheduler, as it is and recorded."""
+    rows = results("vllm_recording")["rows"]
+    cells = [
+        [f"{r['decodes']:,}", *(f"{r[name]:.2f}" for name in ("stock_us", "recorded_us", "more_us"))] for r in rows
+    ]
+    return table(("decodes", "as it is", "recorded", "difference"), cells)
+
+
+def vllm_recorded() -> str:
+    """A model served with a recording and without."""
+    served = results("vllm_recording")["served"]
+    cells = [
+        [f"{name}, recorded to not", "{ratio:.4f} [{low:.4f}, {high:.4f}]".format(**one)]
+        for name, one in served["ratios"].items()
+    ]
+    for where, share in (("the scheduler's thread", "scheduler_share"), ("the thread that writes", "writer_share")):
+        cells.append(
+            [f"of the processor's time of the thread that serves, added up in {where}", f"{served[share]:.3%}"]
+        )
+    runs = f"{served['pairs']} pairs of runs, {served['requests']} requests, {served['tokens']} tokens each"
+    return table((runs, ""), cells)
+
+
 def vllm_hooks() -> str:
     """Hook, adapter and release of vLLM: what becomes of the hook, and whether all that it needs is there."""
     releases = results("vllm_versions")
