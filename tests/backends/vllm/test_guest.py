@@ -218,7 +218,8 @@ def test_policies_that_cannot_be_expressed_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"overlap": True}, "overlap says something of Batchwright's own scheduler"),
+        ({"strict": True}, "strict says something of Batchwright's own scheduler"),
+        ({"overlap": True}, "overlap says nothing inside vLLM"),
         ({"max_num_seqs": 3}, "vLLM gives it"),
         ({"polcy": "vtc"}, "polcy"),
     ],
