@@ -13,11 +13,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import openai  # pyright: ignore[reportMissingImports]
 
+from backends.vllm.elsewhere import ENVIRONMENT
 from batchwright_backends.torch.models import ensure_model
 
 START_S = 400
@@ -44,14 +46,22 @@ class Server:
         with urllib.request.urlopen(f"{self.address}{path}", timeout=30) as response:
             return str(response.read().decode())
 
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+        data, given = json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{self.address}{path}", data, given), timeout=120
+        ) as response:
+            return dict(json.load(response))
+
     def series(self, name: str, **labels: str) -> dict[str, float]:
-        """Samples of a series with these labels, by the rest of their labels."""
-        found = {}
+        """Samples of a series with these labels, by the rest of their labels; of all engines together."""
+        found: dict[str, float] = {}
         for said, value in re.findall(rf"^vllm:{name}(?:{{(.*)}})? (\S+)$", self.get("/metrics"), re.MULTILINE):
             given = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', said))
             if all(given.pop(label, None) == wanted for label, wanted in labels.items()):
                 rest = sorted((k, v) for k, v in given.items() if k not in ("engine", "model_name"))
-                found[",".join(f"{k}={v}" for k, v in rest)] = float(value)
+                name = ",".join(f"{k}={v}" for k, v in rest)
+                found[name] = found.get(name, 0) + float(value)
         return found
 
     def total(self, name: str, **labels: str) -> float:
@@ -95,13 +105,14 @@ def serving(folder: Path, *options: str, env: dict[str, str] | None = None) -> I
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(ensure_model("smollm2-135m"))),
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(ensure_model("smollm2-135m"))),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m", "--dtype", "float32"),
         *("--max-model-len", "192", "--block-size", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"),
         *("--num-gpu-blocks-override", "8", "--enforce-eager", *options),
     ]
     log = folder / "log"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
+    path = os.pathsep.join(filter(None, (_named_vllm(folder), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **(env or {})}
     env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env) as process:
         server = Server(f"http://127.0.0.1:{port}", log)
@@ -114,6 +125,20 @@ def serving(folder: Path, *options: str, env: dict[str, str] | None = None) -> I
         finally:
             process.terminate()
             process.wait(60)
+
+
+def _named_vllm(folder: Path) -> str | None:
+    """A folder that gives a build of vLLM of another name the name ``vllm``, which its command asks for."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        names = folder / "names"
+        info = names / "vllm.dist-info"
+        info.mkdir(parents=True)
+        said = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
+        (info / "METADATA").write_text(said)
+        return str(names)
+    return None
 
 
 def _is_there(server: Server) -> bool:

@@ -40,13 +40,15 @@ def batchwright(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def test_policies_are_compared_on_vllm_by_the_labs_own_command(tmp_path: Path) -> None:
-    """vLLM's own scheduler, ours in its place and a guest in it, in a closed loop; all arms bring the same tokens."""
-    out = tmp_path / "ab.json"
-    done = batchwright(
+    """vLLM's own scheduler, ours in its place and a guest in it, in a closed loop; all arms bring the same tokens. The
+    experiment is kept, and goes on where it was cut off."""
+    out, folder = tmp_path / "ab.json", tmp_path / "ab"
+    command = (
         *("ab", "observe", "host=stall_free:chunk_size=64", "guest=vtc"),
         *(*ON_VLLM, "--arm-set", "guest.backend_options.adapter=guest", "--concurrency", "5"),
-        *("--workload", LOAD, "--json", str(out)),
+        *("--workload", LOAD, "--json", str(out), "--out", str(folder)),
     )
+    done = batchwright(*command)
     assert "observe on vLLM" in done.stdout and "vLLM's own scheduler" in done.stdout
     runs: list[dict[str, Any]] = json.loads(out.read_text())["runs"]
     assert [run["settings"]["vllm.adapter"] for run in runs] == ["stock", "host", "guest"]
@@ -64,6 +66,16 @@ def test_policies_are_compared_on_vllm_by_the_labs_own_command(tmp_path: Path) -
             r["num_prompt_tokens"] - r["num_cached_tokens"] + r["num_output_tokens"] - 1 for r in run["requests"]
         )
         assert computed == asked_for + sum(r["num_recomputed_tokens"] for r in run["requests"])
+    (cut,) = folder.glob("runs/guest*/run.json")
+    cut.unlink()
+    (folder / "report.html").unlink()
+    batchwright(*command, "--resume")
+    again: list[dict[str, Any]] = json.loads(out.read_text())["runs"]
+    assert again[:2] == runs[:2] and again[2] != runs[2]  # its times are of another run
+    assert [r["num_output_tokens"] for r in again[2]["requests"]] == [
+        r["num_output_tokens"] for r in runs[2]["requests"]
+    ]
+    assert (folder / "report.html").is_file()
 
 
 def test_decisions_of_our_scheduler_in_vllm_replay(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,11 +31,24 @@ ADAPTERS = {
 }
 """Options that put our policy in; the guest's base is vLLM's asynchronous scheduler, since that is vLLM's default."""
 
+TWO, RANKS = "guest, two API servers", "host, two data-parallel ranks"
+SERVERS = {
+    **ADAPTERS,
+    TWO: (*ADAPTERS["guest"], "--api-server-count", "2"),
+    RANKS: (*ADAPTERS["host"], "--data-parallel-size", "2"),
+}
+"""Each data-parallel rank has an engine of its own, and vLLM starts as many API servers."""
+
+on_all_servers = pytest.mark.parametrize("live", SERVERS, indirect=True, scope="module")
+
 MIDDLEWARE = "batchwright_backends.vllm.middleware.TrustedFields"
 TRUSTED = {
     "headers": {"client_id": "X-Client"},
     "api_keys": {f"sha256:{hashlib.sha256(b'sk-bob').hexdigest()}": {"client_id": "bob", "slo_class": "gold"}},
 }
+
+SAYS = [{"role": "user", "content": "Who lives there?"}]
+LIES = {"vllm_xargs": {"batchwright_client_id": "mallory", "batchwright_slo_class": "gold"}}
 
 MOODY = """
 import time
@@ -45,6 +59,8 @@ MOOD = Path(__file__).with_name("mood")
 
 
 class Moody(Policy):
+    fair_to_clients = True
+
     @hookimpl
     def admission(self, step):
         mood = MOOD.read_text()
@@ -70,8 +86,8 @@ def stock() -> tuple[list[str], list[str]]:
 class Live:
     """A server, and its policy's mood."""
 
-    def __init__(self, server: Server, folder: Path, adapter: str) -> None:
-        self.server, self.adapter = server, adapter
+    def __init__(self, server: Server, folder: Path, kind: str) -> None:
+        self.server, self.kind, self.adapter = server, kind, kind.partition(",")[0]
         self._mood = folder / "mood"
 
     def feel(self, mood: str) -> None:
@@ -81,11 +97,11 @@ class Live:
 @pytest.fixture(scope="module", params=ADAPTERS)
 def live(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     stock()  # one server at a time
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("server")
     (folder / "moody.py").write_text(MOODY)
     (folder / "mood").write_text("well")
     section = {"policy": f"{folder}/moody.py:Moody", "max_policy_ms": 100, "trusted": TRUSTED}
-    options = (*ADAPTERS[request.param], *additional(section), "--middleware", MIDDLEWARE)
+    options = (*SERVERS[request.param], *additional(section), "--middleware", MIDDLEWARE)
     with serving(folder, *options, env={SECRET: "nobody knows it, really"}) as server:
         yield Live(server, folder, request.param)
 
@@ -98,6 +114,7 @@ def _well(live: Live) -> Iterator[None]:
     live.server.check_empty()
 
 
+@on_all_servers
 def test_streams_to_many_at_once(live: Live) -> None:
     """Each gets what he gets from vLLM's own scheduler; the pool is too small for all, so that some are evicted."""
     before = live.server.total("num_preemptions_total")
@@ -108,7 +125,7 @@ def test_streams_to_many_at_once(live: Live) -> None:
 
 def test_whoever_leaves_in_mid_stream_gives_back_all(live: Live) -> None:
     leave = (1, 4, 6)
-    told = live.server.ask(PROMPTS, leave, max_tokens=120)
+    told = live.server.ask(PROMPTS, leave, max_tokens=60)
     for i, text in enumerate(told):
         if i not in leave:
             assert text.startswith(stock()[0][i])
@@ -131,6 +148,7 @@ def test_a_policy_that_fails_loses_nothing(live: Live, mood: str) -> None:
     assert live.server.total("batchwright_fallbacks_total", cause=cause) > before + 3
 
 
+@on_all_servers
 def test_series_tell_what_happens(live: Live) -> None:
     """As vLLM's own, where those tell the same."""
     server = live.server
@@ -158,9 +176,9 @@ def test_series_tell_what_happens(live: Live) -> None:
     assert said.endswith("policy=Moody") and said.startswith("parameters=")
 
 
+@on_all_servers
 def test_whose_requests_they_are_is_not_for_bodies_to_say(live: Live) -> None:
     server, series = live.server, "batchwright_service_tokens_total"
-    lies = {"vllm_xargs": {"batchwright_client_id": "mallory", "batchwright_slo_class": "gold"}}
 
     def served() -> dict[str, float]:
         server.check_empty()
@@ -168,11 +186,40 @@ def test_whose_requests_they_are_is_not_for_bodies_to_say(live: Live) -> None:
 
     before, golden = served(), server.total("batchwright_queue_time_seconds_count", **{"class": "gold"})
     said = [
-        server.ask(PROMPTS[:1], extra_body=lies),
-        server.ask(PROMPTS[1:2], extra_body=lies, extra_headers={"X-Client": "alice"}),
-        server.ask(PROMPTS[2:3], extra_body=lies, api_key="sk-bob"),
+        server.ask(PROMPTS[:1], extra_body=LIES),
+        server.ask(PROMPTS[1:2], extra_body=LIES, extra_headers={"X-Client": "alice"}),
+        server.ask(PROMPTS[2:3], extra_body=LIES, api_key="sk-bob"),
     ]
     assert [texts[0] for texts in said] == stock()[0][:3]
     new = {client: num - before.get(client, 0) for client, num in served().items()}
     assert set(new) == {"client=", "client=alice", "client=bob"} and all(num > 5 for num in new.values())
     assert server.total("batchwright_queue_time_seconds_count", **{"class": "gold"}) == golden + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": SAYS, "max_tokens": 5}),
+        ("/v1/responses", {"input": "Who lives there?", "max_output_tokens": 5}),
+        ("/v1/messages", {"messages": SAYS, "max_tokens": 5}),
+    ],
+)
+def test_other_ways_in_are_filled_in_too(live: Live, path: str, body: dict[str, Any]) -> None:
+    live.server.post(path, {"model": "m", **LIES, **body}, **{"X-Client": path})
+    live.server.check_empty()
+    served = live.server.series("batchwright_service_tokens_total", kind="output")
+    assert served[f"client={path}"] > 0 and "client=mallory" not in served
+
+
+@on_all_servers
+def test_all_processes_take_part_and_ranks_say_what_they_are(live: Live) -> None:
+    """All API servers are there, and each rank serves; that a policy is fair within a rank only stands in the log."""
+    server, ranks = live.server, ("0", "1") if live.kind == RANKS else ("0",)
+    server.ask(PROMPTS)
+    server.check_empty()
+    for rank in ranks:
+        assert server.total("batchwright_service_tokens_total", engine=rank) > 0
+    said = "policy Moody is fair within each data-parallel rank and not among them" in server.log
+    assert said == (live.kind == RANKS)
+    servers = set(re.findall(r"^\((ApiServer_\d+) pid=", server.log, re.MULTILINE))
+    assert len(servers) == (2 if "two" in live.kind else 0)
