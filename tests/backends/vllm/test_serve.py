@@ -26,10 +26,10 @@ WHO = ("a fox", "a king", "two bears", "a girl", "an owl", "a cook", "a wolf", "
 PROMPTS = [f"Once upon a time, long before anybody wrote a word of it down, there lived {who} who " for who in WHO]
 STOPS: dict[str, Any] = {"stop": ["the"]}
 ADAPTERS = {
-    "host": ("--scheduler-cls", "batchwright_backends.vllm.host.HostScheduler", "--no-async-scheduling"),
+    "host": ("--scheduler-cls", "batchwright_backends.vllm.host.HostScheduler"),
     "guest": ("--scheduler-cls", "batchwright_backends.vllm.scheduler"),
 }
-"""Options that put our policy in; the guest's base is vLLM's asynchronous scheduler, since that is vLLM's default."""
+"""Options that put our policy in. vLLM's default is to schedule asynchronously, but on CPU it never does."""
 
 TWO, RANKS = "guest, two API servers", "host, two data-parallel ranks"
 SERVERS = {
