@@ -39,11 +39,18 @@ def random_prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(50_000) for _ in range(length)]
 
 
+_MOST_STEPS = 10_000
+
+
 def start_all(peer: Peer, num_requests: int) -> None:
     """Run prompts until all of them decode."""
-    while (n := peer.schedule()) != num_requests or peer.num_sampling() != n:
+    for _ in range(_MOST_STEPS):
+        n = peer.schedule()
+        if n == num_requests == peer.num_sampling():
+            peer.update([1] * n)
+            return
         peer.update([1] * peer.num_sampling())
-    peer.update([1] * n)
+    raise AssertionError(f"{peer.name}: {num_requests} requests do not decode together after {_MOST_STEPS:,} steps")
 
 
 def same_batch(peer: Peer, num_requests: int, steps: int) -> Callable[[], None]:
@@ -114,7 +121,7 @@ def backlog(make: Make, num_waiting: int) -> Row:
     peer = make(num_requests + growth, block_size, num_requests, 8192)
     rng = random.Random(3)
     for _ in range(num_requests):
-        peer.add(random_prompt(rng, 100))
+        peer.add(random_prompt(rng, 100), growth * block_size)  # without an end here, and less than there is
     start_all(peer, num_requests)
     peer.add([1] * ((growth + num_requests // 2) * block_size - 1), 2)  # more than is free, less than there is
     for _ in range(num_waiting - 1):

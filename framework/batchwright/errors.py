@@ -19,7 +19,9 @@ BatchwrightError
 from __future__ import annotations
 
 import difflib
+import sysconfig
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import Any
 
 
@@ -139,6 +141,30 @@ class ExperimentError(BatchwrightError):
 
 class ComparisonError(BatchwrightError):
     """Arms that must not be compared; the message says which requests differ, and in what."""
+
+
+def place_of(error: BaseException) -> str:
+    """`` (file.py, line 8)``: the last line of a plugin's code that an error came through; nothing if there is none.
+
+    Args:
+        error: one that was raised.
+    """
+    found = ""
+    at = error.__traceback__
+    while at is not None:
+        code, module = at.tb_frame.f_code, str(at.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _NOT_PLUGINS and not _is_of_python(code.co_filename):
+            found = f" ({PurePath(code.co_filename).name}, line {at.tb_lineno})"
+        at = at.tb_next
+    return found
+
+
+_NOT_PLUGINS = ("batchwright", "pluggy")
+
+
+def _is_of_python(file: str) -> bool:
+    path = PurePath(file)
+    return path.is_relative_to(sysconfig.get_path("stdlib")) and "site-packages" not in path.parts
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

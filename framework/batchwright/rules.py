@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from batchwright.decisions import Decisions
-from batchwright.errors import PolicyError, Written
+from batchwright.errors import PolicyError, Written, place_of
 from batchwright.hookspecs import HOLD, Refusal
 from batchwright.queues import QueueView
 from batchwright.request import FINISHED, RESIDENT, Request
@@ -62,7 +62,7 @@ class Rules:
         """The error for something that the policy raised."""
         if isinstance(error, Written):
             return self.error(at, hook, "write", str(error), error.what)
-        return self.error(at, hook, "raised", f"it raised {type(error).__name__}: {error}", error)
+        return self.error(at, hook, "raised", f"it raised {type(error).__name__}: {error}{place_of(error)}", error)
 
     def admission(self, step: Step) -> Iterator[Any]:
         """The policy's offers; ``close`` them. What is raised while they are taken is ``raised`` by the policy."""

@@ -30,27 +30,27 @@ def run(command: list[str], cwd: Path, *paths: Path) -> subprocess.CompletedProc
 
 @pytest.fixture
 def made(cli: Cli, tmp_path: Path) -> Path:
-    answer = cli("new-policy", "fair-share")
+    answer = cli("new-policy", "own-rubric")
     assert (answer.code, answer.err) == (0, "")
-    return tmp_path / "batchwright-fair-share"
+    return tmp_path / "batchwright-own-rubric"
 
 
 def test_it_says_what_it_wrote_and_how_to_go_on(cli: Cli, tmp_path: Path) -> None:
-    answer = cli("new-policy", "fair-share")
+    answer = cli("new-policy", "own-rubric")
     assert answer.out.splitlines() == [
-        "batchwright-fair-share has 9 files; the policy is in "
-        "batchwright-fair-share/src/batchwright_fair_share/policy.py",
+        "batchwright-own-rubric has 9 files; the policy is in "
+        "batchwright-own-rubric/src/batchwright_own_rubric/policy.py",
         "now:",
-        "  pip install --editable './batchwright-fair-share[test]'",
-        "  pytest batchwright-fair-share",
-        "  batchwright check fair_share",
-        "  batchwright ab prefill_first fair_share",
+        "  pip install --editable './batchwright-own-rubric[test]'",
+        "  pytest batchwright-own-rubric",
+        "  batchwright check own_rubric",
+        "  batchwright ab prefill_first own_rubric",
     ]
 
 
 def test_it_writes_a_complete_distribution(made: Path) -> None:
     found = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
-    names = {"$package": "batchwright_fair_share", "$policy": "fair_share"}
+    names = {"$package": "batchwright_own_rubric", "$policy": "own_rubric"}
     expected = set()
     for target in FILES:
         for key, value in names.items():
@@ -61,20 +61,20 @@ def test_it_writes_a_complete_distribution(made: Path) -> None:
         if path.is_file() and path.name != "test.yml":
             assert "$" not in path.read_text(), f"{path} has a name that was not filled in"
     project = tomllib.loads((made / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "batchwright-fair-share"
-    assert project["entry-points"]["batchwright"] == {"fair_share": "batchwright_fair_share.plugin"}
+    assert project["name"] == "batchwright-own-rubric"
+    assert project["entry-points"]["batchwright"] == {"own_rubric": "batchwright_own_rubric.plugin"}
     steps = yaml.safe_load((made / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]["steps"]
     assert [s["run"] for s in steps if "run" in s] == [
         "pip install '.[test]'",
         "pytest",
-        "batchwright check fair_share",
+        "batchwright check own_rubric",
     ]
     assert "${{ matrix.python }}" in (made / ".github" / "workflows" / "test.yml").read_text()
 
 
 def test_its_readme_has_its_parameters(made: Path) -> None:
-    file = made / "src" / "batchwright_fair_share" / "policy.py"
-    policy = resolve_policy(f"{file}:FairShare").slots["admission"]
+    file = made / "src" / "batchwright_own_rubric" / "policy.py"
+    policy = resolve_policy(f"{file}:OwnRubric").slots["admission"]
     text = (made / "README.md").read_text()
     assert policy.Params.model_fields
     for name, field in policy.Params.model_fields.items():
@@ -103,37 +103,37 @@ def test_it_installs_passes_its_tests_and_is_listed(made: Path, tmp_path: Path) 
     assert tests.returncode == 0 and "failed" not in tests.stdout, tests.stdout
     assert " passed" in tests.stdout
     listed = run([sys.executable, "-m", "batchwright", "policies"], tmp_path, site)
-    (line,) = [line for line in listed.stdout.splitlines() if line.startswith("fair_share ")]
+    (line,) = [line for line in listed.stdout.splitlines() if line.startswith("own_rubric ")]
     assert "stationary" in line
-    ab = [sys.executable, "-m", "batchwright", "ab", "prefill_first", "fair_share:patience_s=2", "--workload", SMALL]
+    ab = [sys.executable, "-m", "batchwright", "ab", "prefill_first", "own_rubric:patience_s=2", "--workload", SMALL]
     done = run(ab, tmp_path, site)
-    assert done.returncode == 0 and "fair_share" in done.stdout, done.stderr
+    assert done.returncode == 0 and "own_rubric" in done.stdout, done.stderr
 
 
 def test_its_tests_fail_when_the_policy_is_wrong(made: Path) -> None:
-    file = made / "src" / "batchwright_fair_share" / "policy.py"
+    file = made / "src" / "batchwright_own_rubric" / "policy.py"
     file.write_text(file.read_text().replace("request.arrival_s + ", "-"))
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--deselect", "nothing", "."]
     done = run(tests, made, made / "src")
-    assert "FAILED tests/test_fair_share.py::test_a_lower_number_goes_first" in done.stdout
+    assert "FAILED tests/test_own_rubric.py::test_a_lower_number_goes_first" in done.stdout
 
 
 def test_nothing_is_overwritten(cli: Cli, made: Path) -> None:
     before = (made / "README.md").read_text()
-    answer = cli("new-policy", "fair_share")
+    answer = cli("new-policy", "own_rubric")
     assert answer.code == 2
     assert answer.error == (
-        "batchwright-fair-share is there already, and nothing is overwritten: remove it, or give --directory"
+        "batchwright-own-rubric is there already, and nothing is overwritten: remove it, or give --directory"
     )
     assert (made / "README.md").read_text() == before
 
 
 def test_a_folder_elsewhere(cli: Cli, tmp_path: Path) -> None:
-    answer = cli("new-policy", "fair_share", "--directory", tmp_path / "deep" / "er")
+    answer = cli("new-policy", "own_rubric", "--directory", tmp_path / "deep" / "er")
     assert answer.code == 0
-    assert (tmp_path / "deep" / "er" / "batchwright-fair-share" / "pyproject.toml").is_file()
+    assert (tmp_path / "deep" / "er" / "batchwright-own-rubric" / "pyproject.toml").is_file()
     (tmp_path / "file").write_text("")
-    answer = cli("new-policy", "fair_share", "--directory", tmp_path / "file")
+    answer = cli("new-policy", "own_rubric", "--directory", tmp_path / "file")
     assert answer.code == 2 and "Not a directory; give --directory another" in answer.error
 
 

@@ -195,6 +195,11 @@ def test_an_unknown_file_is_told_what_is_understood(write, text, says) -> None:
 def test_absent_binary_and_row_less_files(write, tmp_path) -> None:
     with pytest.raises(WorkloadError, match=r"cannot read .*nowhere\.csv: No such file"):
         load_workload(tmp_path / "nowhere.csv")
+    (tmp_path / "traces.csv").touch()
+    with pytest.raises(
+        WorkloadError, match=r"cannot read .*trace\.csv: No such file or directory; did you mean 'traces\.csv'\?$"
+    ):
+        load_workload(tmp_path / "trace.csv")
     with pytest.raises(WorkloadError, match="is a folder without a recording of traffic"):
         load_workload(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")

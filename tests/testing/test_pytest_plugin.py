@@ -51,7 +51,7 @@ def test_the_plugin_is_registered() -> None:
 def test_the_option_makes_a_test_of_each_check(folder: Path) -> None:
     code, output = run_pytest(folder, "--batchwright-policy", "greedy.py:Greedy", "--batchwright-seed", "3")
     assert code == 1
-    assert counts(output) == {"failed": 1, "passed": 13, "skipped": 2}
+    assert counts(output) == {"failed": 1, "passed": 13, "skipped": 3}
     assert "FAILED greedy.py:Greedy[budgets]" in output.replace("::", "")
     assert "budgets: expected chunking of 0 to min(pending, step.budget) tokens" in output
     assert "Again: batchwright check greedy.py:Greedy --only budgets --seed 3" in output
@@ -61,7 +61,7 @@ def test_the_option_makes_a_test_of_each_check(folder: Path) -> None:
 
 def test_tests_are_selected_among_as_any_others(folder: Path) -> None:
     code, output = run_pytest(folder, "--batchwright-policy", "greedy.py", "-k", "offers or progress")
-    assert (code, counts(output)) == (0, {"passed": 2, "deselected": 14})
+    assert (code, counts(output)) == (0, {"passed": 2, "deselected": 15})
 
 
 def test_it_joins_the_tests_of_a_folder(folder: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_decorator(folder: Path) -> None:
     )
     code, output = run_pytest(folder)
     assert code == 1
-    assert counts(output) == {"failed": 2, "passed": 13, "skipped": 2, "xfailed": 1}
+    assert counts(output) == {"failed": 2, "passed": 13, "skipped": 3, "xfailed": 1}
     assert "XFAIL test_greedy.py::test_conformance[budgets] - it is greedy: expected chunking" in output
     assert "test_conformance[offers]" in output and "it passes, and expected_failures says it fails" in output
     assert "FAILED test_greedy.py::test_two[budgets]" in output

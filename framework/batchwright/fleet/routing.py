@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pluggy
 
 from batchwright import hookspecs
-from batchwright.errors import PluginError, PolicyError, Written
+from batchwright.errors import PluginError, PolicyError, Written, place_of
 from batchwright.fleet.view import FleetView
 from batchwright.hookspecs import hookimpl
 from batchwright.plugin_checks import check_plugin, hook_methods
@@ -94,7 +94,8 @@ class Routing:
         except Written as error:
             raise self._error("write", about + str(error), error.what) from error
         except Exception as error:
-            raise self._error("raised", f"{about}it raised {type(error).__name__}: {error}", error) from error
+            message = f"{about}it raised {type(error).__name__}: {error}{place_of(error)}"
+            raise self._error("raised", message, error) from error
         if not isinstance(answer, int) or isinstance(answer, bool):
             raise self._error("type", f"{about}it must return an int, the index of a replica, not {answer!r}", answer)
         if not 0 <= answer < len(fleet):

@@ -62,7 +62,8 @@ class Experiment:
         if len(failed) == len(self.tasks) and len({str(error) for error in errors}) == 1:
             return errors[0]
         said = "; ".join(f"{task.label}: {type(error).__name__}: {error}" for task, error in failed)
-        rest = f"; the other {len(self.runs)} are kept" if self.runs else ""
+        num = len(self.runs)
+        rest = f"; the other {'one' if num == 1 else num} went well" if num else ""
         return ExperimentError(f"{len(failed)} of {len(self.tasks)} runs failed: {said}{rest}", self.runs, errors)
 
 

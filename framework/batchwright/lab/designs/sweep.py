@@ -109,7 +109,7 @@ class Sweep(Answer):
         if not kept and len({str(error) for error in errors}) == 1:
             return errors[0]
         said = "; ".join(f"{label}: {type(error).__name__}: {error}" for label, error in failed.items())
-        return ExperimentError(f"{len(failed)} runs of the sweep failed: {said}; the others are kept", kept, errors)
+        return ExperimentError(f"{len(failed)} runs of the sweep failed: {said}; the others went well", kept, errors)
 
     def to_json(self) -> dict[str, Any]:
         """Results as a JSON object, without the records; the same runs give the same bytes."""

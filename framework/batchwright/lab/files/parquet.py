@@ -38,8 +38,8 @@ def need_arrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(
-            f"folders of results hold Parquet files, which need pyarrow ({error}): pip install 'batchwright[parquet]', "
-            "or write one JSON file with --json"
+            f"folders of results hold Parquet files, which need pyarrow ({error}): pip install 'batchwright[parquet]' "
+            "(batchwright[lab] has what pages and figures need too), or write one JSON file with --json"
         ) from None
     return pyarrow
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
-from batchwright.errors import WorkloadError
+from batchwright.errors import WorkloadError, did_you_mean
 from batchwright.lab.readers.azure import AZURE
 from batchwright.lab.readers.bailian import BAILIAN
 from batchwright.lab.readers.burstgpt import BURSTGPT
@@ -83,7 +84,8 @@ class TraceFile:
         except UnicodeDecodeError:
             raise WorkloadError(f"{self.path} is not a text file; {self._understood()}") from None
         except OSError as error:
-            raise WorkloadError(f"cannot read {self.path}: {error.strerror or error}; {self._understood()}") from None
+            how = self._nearest() or self._understood()
+            raise WorkloadError(f"cannot read {self.path}: {error.strerror or error}; {how}") from None
 
     def _good(self, items: Iterator[WorkloadRow | LeftOut | WorkloadError]) -> Iterator[WorkloadRow]:
         num = 0
@@ -113,6 +115,12 @@ class TraceFile:
             were = "was" if num == 1 else "were"
             left.append(f"{self.path.name}: {_rows(num, 'broken ')} {were} skipped: {shown}{more}")
         return tuple(left)
+
+    def _nearest(self) -> str:
+        """Of a file that is not there: what stands in its folder under nearly this name, if anything does."""
+        folder = self.path.parent
+        there = [one.name for one in folder.iterdir()] if folder.is_dir() and not self.path.exists() else []
+        return did_you_mean(self.path.name, there) if get_close_matches(self.path.name, there) else ""
 
     def _understood(self) -> str:
         formats = "; ".join([*(reader.description for reader in self.readers.values()), RECORDING])
