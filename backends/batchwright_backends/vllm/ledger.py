@@ -183,10 +183,10 @@ class Ledger:
                 entry.since = len(self._ends)
             return
         for name in self._riding:
-            one = self.entries.get(name)
-            if one is not None:
-                self.settle(one)
-                one.since = 0
+            rider = self.entries.get(name)
+            if rider is not None:
+                self.settle(rider)
+                rider.since = 0
         self._ends = array("q")
 
     # What follows from it -------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def test_what_is_told_is_put_only_where_it_is_taken_out(
 def test_who_is_to_be_believed_takes_a_server_with_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "nobody knows it, really")
     section = {"batchwright": {"trusted": {"headers": {"client_id": "X-Client"}}}}
-    assert read_settings(section)[0].key is not None
+    assert read_settings(section)[0].stamps is not None
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
     with pytest.raises(ConfigError, match="server in Rust has no middleware"):
         read_settings(section)
-    assert read_settings({"batchwright": {}})[0].key is None
+    assert read_settings({"batchwright": {}})[0].stamps is None
