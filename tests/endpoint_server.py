@@ -334,6 +334,7 @@ def serving(behaviour: Behaviour | None = None, **config: Any) -> Iterator[OpenA
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(server._done.set)
         thread.join(20)
+        loop.run_until_complete(asyncio.sleep(0.01))  # whoever was just accepted is served, and knows its connection
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0.01))
