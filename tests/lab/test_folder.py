@@ -191,7 +191,9 @@ def test_a_label_that_is_no_name_of_a_folder(tmp_path: Path, label: str) -> None
 
 def test_without_pyarrow_it_is_said_how_it_comes(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'batchwright\[parquet\]' .*, or write one JSON file with --json"):
+    with pytest.raises(
+        ConfigError, match=r"pip install 'batchwright\[parquet\]' .*, or write one JSON file with --json"
+    ):
         Folder(tmp_path).write_run("a", some_run())
 
 
