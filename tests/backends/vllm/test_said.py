@@ -19,7 +19,7 @@ from batchwright_backends.vllm.settings import HostSettings
 from batchwright_backends.vllm.stamps import Stamps
 from batchwright_backends.vllm.trusted import STAMP, check_said
 
-STAMPS = Stamps(b"nobody knows it, really")
+STAMPS = Stamps(b"nobody knows it, really", lambda: 7.0)  # a stamp made here holds whenever the test runs
 WRONG = [
     ("client_id", ["a"]),
     ("client_id", 5),
