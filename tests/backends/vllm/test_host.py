@@ -138,14 +138,12 @@ def test_vllm_v1_decides_as_stock(seed: int, num_blocks: int, seats: int, budget
     assert (one.told, one.ends, one.stops) == (other.told, other.ends, other.stops)
 
 
-@given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.data())
-def test_aborts_lose_nothing(seed: int, policy: str, data: st.DataObject) -> None:
-    """Whoever is aborted, before a step or within one, the others get their tokens and all blocks come back."""
-    run = ours(policy, 16, 4, 40)
-    rows, gone = load(seed, 8), set()
+def check_aborts(run: Run, seed: int, data: st.DataObject) -> None:
+    """Requests come one a step and some are aborted, between steps and within them: the others get their tokens."""
+    rows, gone = load(seed, 8), set[str]()
 
     def abort() -> None:
-        if data.draw(st.booleans()):
+        while data.draw(st.booleans()):
             name = data.draw(st.sampled_from(rows))[0]
             for ended in run.core.finish_requests([name, "nobody"], RequestStatus.FINISHED_ABORTED):
                 assert ended.request_id == name and ended.status == RequestStatus.FINISHED_ABORTED
@@ -158,6 +156,12 @@ def test_aborts_lose_nothing(seed: int, policy: str, data: st.DataObject) -> Non
     run.finish()
     assert gone.isdisjoint(run.ends)
     check_answers(run, [row for row in rows if row[0] not in gone])
+
+
+@given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.data())
+def test_aborts_lose_nothing(seed: int, policy: str, data: st.DataObject) -> None:
+    """Whoever is aborted, before a step or within one, the others get their tokens and all blocks come back."""
+    check_aborts(ours(policy, 16, 4, 40), seed, data)
 
 
 def test_stop_tokens_and_repetitions_are_told() -> None:

@@ -25,6 +25,7 @@ from backends.vllm.test_host import (
     VOCAB,
     Run,
     answer,
+    check_aborts,
     check_answers,
     load,
     offer,
@@ -67,23 +68,7 @@ def test_everybody_gets_his_tokens(policy: str, num_blocks: int) -> None:
 @given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.data())
 def test_aborts_lose_nothing(seed: int, policy: str, data: st.DataObject) -> None:
     """Whoever is aborted, with one step under way or two, the others get their tokens and all blocks come back."""
-    run = ours_ahead(policy, 16, 4, 40)
-    rows, gone = load(seed, 8), set()
-
-    def abort() -> None:
-        while data.draw(st.booleans()):
-            name = data.draw(st.sampled_from(rows))[0]
-            for ended in run.core.finish_requests([name, "nobody"], RequestStatus.FINISHED_ABORTED):
-                assert ended.request_id == name and ended.status == RequestStatus.FINISHED_ABORTED
-                gone.add(name)
-
-    for row in rows:
-        offer(run, row)
-        run.step(abort)
-        abort()
-    run.finish()
-    assert gone.isdisjoint(run.ends)
-    check_answers(run, [row for row in rows if row[0] not in gone])
+    check_aborts(ours_ahead(policy, 16, 4, 40), seed, data)
 
 
 def play(run: Run, rows: list[Row]) -> list[dict[str, int]]:
