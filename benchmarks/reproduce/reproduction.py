@@ -18,8 +18,8 @@ from batchwright.lab.designs.margin import mean_margin
 from batchwright.lab.files.environment import commit
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduce"
-COMMIT = commit(Path(batchwright.__file__).parent)
-"""Of the code that runs, before a result is written."""
+COMMIT = commit(Path(batchwright.__file__).parent, written=("benchmarks/results", "docs/reproduce.md"))
+"""Of the code that runs: results of the scripts that ran before, and their page, may differ from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,23 +44,39 @@ def environment(distributions: Iterable[str] = ()) -> dict[str, Any]:
     }
 
 
-def commit(folder: Path) -> str | None:
-    """Hash of the commit that is checked out in a folder, with ``-dirty`` behind it where files differ from it.
+def commit(folder: Path, *, written: Iterable[str] = ()) -> str | None:
+    """Hash of the commit that is checked out in a folder, with ``-dirty`` behind it where tracked files differ from it.
 
     None where there is no repository, no git, or no answer in time.
+
+    Args:
+        folder: anywhere in the repository.
+        written: paths from the repository's root that the runs themselves write: these may differ.
     """
+    found = _git(folder, "rev-parse", "HEAD")
+    if not found:
+        return None
+    differ = _git(
+        folder,
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ":/",
+        *(f":(top,exclude){path}" for path in written),
+    )
+    return None if differ is None else f"{found}-dirty" if differ else found
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    """What git prints; None where it fails, is not there, or takes too long."""
     try:
         done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=GIT_TIMEOUT_S,
-            check=False,
+            ["git", *command], cwd=folder, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 and done.stdout.strip() else None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _packages() -> dict[str, str]:
