@@ -10,7 +10,6 @@ import pytest
 
 from batchwright.lab.files.environment import commit
 
-
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
