@@ -253,7 +253,7 @@ class GuestMixin:
         try:
             with self._watch:
                 plan.make()
-            if plan.num_tokens == 0 and not plan.victims:
+            if plan.num_tokens == 0 and not plan.victims and not self._shadow.any_held():
                 cause, why = "idle", "it offered nobody who could run, or nobody at all"
             else:
                 why = plan.inexpressible()

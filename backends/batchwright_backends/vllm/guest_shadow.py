@@ -80,6 +80,10 @@ class Shadow:
         evicted, self.evicted = self.evicted, []
         return evicted
 
+    def any_held(self) -> bool:
+        """Whether vLLM will not run somebody in this step who has tokens on their way: nobody else need run."""
+        return any(guest.is_held for line in (self.residents, self.waiting) for guest in line)
+
     def block(self, scheduler: Any) -> None:
         """Who waits for a grammar is shown to the policy when that is there."""
         for request in list(scheduler.deferred_waiting):

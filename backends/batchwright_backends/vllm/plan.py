@@ -152,12 +152,15 @@ class Plan:
             everybody = list(offer)
             first = everybody.index(step.prefilling[0])  # both are in order of admission
             riders, rest = everybody[:first], everybody[first:]
+        is_looked_at = step.waiting or rest or step.prefilling  # somebody may look at them, or need what they leave
+        if is_looked_at and any(guest.is_held for guest in riders):
+            riders = [guest for guest in riders if not guest.is_held]
         if not len(riders) or len(riders) > min(step.budget, step.free_blocks, step.limits.max_num_seqs):
             return offer
         self.riders = self._riding.guests = riders if isinstance(riders, Line) else dict.fromkeys(riders)
         step.budget -= len(riders)
         whole = step.batch = riders.whole if isinstance(riders, Line) else tuple(riders)
-        if step.waiting or rest or step.prefilling:  # somebody may look at them, or need what they leave
+        if is_looked_at:
             size = step.block_size
             places = [guest.theirs.num_computed_tokens % size for guest in whole]
             step.free_blocks -= places.count(0)
