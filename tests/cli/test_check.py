@@ -70,6 +70,15 @@ def test_a_policy_that_fails(cli: Cli, write: Write) -> None:
     assert said.endswith("Again: batchwright check mine.py:Greedy --only budgets --seed 3")
 
 
+def test_checks_that_were_not_reached(cli: Cli, write: Write) -> None:
+    write("mine.py", FILE.replace("yield step.running", "raise ValueError('oops')"))
+    answer = cli("check", "mine.py:Mine", "--only", "answers", "--only", "offers", "--only", "params")
+    assert answer.code == 1
+    assert "answers  FAILED " in answer.out and "offers   not reached " in answer.out
+    assert "0 of 3 checks passed, 1 failed, 2 not reached" in answer.out
+    assert cli("check", "mine.py:Mine", "--only", "offers").code == 1
+
+
 def test_the_command_that_a_failure_names_repeats_it(cli: Cli, write: Write) -> None:
     write("mine.py", FILE)
     first = cli("check", "mine.py:Greedy", "--seed", 3).out

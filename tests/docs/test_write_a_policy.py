@@ -38,6 +38,14 @@ def files() -> dict[str, str]:
     return {b.file: b.text for b in blocks(PAGE) if b.file}
 
 
+def test_the_page_says_how_many_commands_there_are() -> None:
+    told = re.search(r"(\w+) commands, in an\s+empty folder", TEXT)
+    assert told is not None
+    page, _, _ = TEXT.partition("\n## Without a distribution")
+    typed = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
+    assert told[1] == {5: "Five", 6: "Six", 7: "Seven"}[sum(not line.startswith("  ") for line in typed)]
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
     """An environment of its own, above the one that runs the tests: what is installed in it is seen nowhere else."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import testing.broken.progress  # noqa: F401 - its policies enter CAUGHT_BY
-from batchwright import ConfigError, Params, PluginError, Policy, Ranked, Request, hookimpl
+from batchwright import ConfigError, Params, PluginError, Policy, Ranked, Refusal, Request, hookimpl
 from batchwright.plugins import load_plugins
 from batchwright.testing import CHECKS, ConformanceError, check_policy, run_checks
 from batchwright.testing.conformance import describe
@@ -104,6 +104,68 @@ def test_a_stationary_policy_that_leaves_a_decode_out_when_nobody_waits_is_caugh
     report = run_checks(Pairs, checks=["stationary"])
     assert bad(report) == ["stationary"]
     assert "it leaves a decode out" in str(report)
+
+
+class Raises(Sound):
+    """Raises while so many wait."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.num = num
+
+    @hookimpl
+    def admission(self, step: Any) -> Any:
+        if len(step.waiting) >= self.num:
+            raise ValueError("so many")
+        return super().admission(step)
+
+
+ASKED = [name for name in CHECKS if name not in ("stationary", "steady", "complexity", "params")]
+
+
+def test_checks_are_not_reached_where_a_fault_ends_every_run() -> None:
+    report = run_checks(lambda: Raises(0), checks=ASKED)
+    assert [(o.name, o.status) for o in report.outcomes[:1]] == [("answers", "failed")]
+    assert {o.status for o in report.outcomes[1:]} == {"unreached"}
+    counts = f"0 of {len(ASKED)} checks passed, 1 failed, {len(ASKED) - 1} not reached"
+    assert report.summary().endswith(f": {counts}")
+    line = str(report).splitlines()[-1]
+    assert line.startswith("no_mutation, budgets, offers, ") and line.endswith("; mend this first: answers")
+
+
+@pytest.mark.parametrize("expected", [{}, {"offers": "it raises"}], ids=str)
+def test_a_check_that_is_not_reached_is_no_pass(expected: dict[str, str]) -> None:
+    report = run_checks(lambda: Raises(1), expected, checks=["offers"])
+    assert [o.status for o in report.outcomes] == ["unreached"] and report.ok == bool(expected)
+
+
+def test_checks_that_one_whole_run_could_make_are_reached() -> None:
+    """It raises in some runs only: what the others show stands."""
+    statuses = {o.name: o.status for o in run_checks(lambda: Raises(4), checks=["answers", "offers"]).outcomes}
+    assert statuses == {"answers": "failed", "offers": "passed"}
+
+
+def test_a_fault_that_shows_in_one_check_only_is_told_there() -> None:
+    (outcome,) = run_checks(lambda: Raises(40), checks=["no_leaks"]).outcomes
+    assert outcome.status == "failed"
+    assert "admission: raised ValueError: so many" in outcome.detail and outcome.where.startswith("scenario waves")
+
+
+def test_nothing_is_said_of_a_policy_that_takes_nobody() -> None:
+    class RefusesAll(Sound):
+        @hookimpl
+        def arrival(self, request: Request) -> Refusal:
+            return Refusal("not today")
+
+    report = run_checks(RefusesAll, checks=["answers", "offers", "progress", "exhaustion", "deterministic"])
+    assert bad(report) == ["progress"]
+    assert {o.status for o in report.outcomes if o.name != "progress"} == {"unreached"}
+    assert str(report).endswith("mend this first: progress")
+
+
+def test_hidden_lengths_are_not_reached_by_chance() -> None:
+    (outcome,) = run_checks(GlobalChance, checks=["no_oracle"]).outcomes
+    assert (outcome.status, outcome.detail.partition(": ")[2]) == ("unreached", "deterministic")
 
 
 def test_a_fault_of_a_plugin_is_caught() -> None:

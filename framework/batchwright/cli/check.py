@@ -50,11 +50,12 @@ def check(
     file or module alone stands for all its policies.
 
     Each check runs small generated workloads, the same ones for the same seed, and asks one thing of the policy. What
-    fails is told in a sentence: what was expected, what the policy did, in which step, and how to see it again. From
+    fails is told in a sentence: what was expected, what the policy did, in which step, and how to see it again. A
+    check is "not reached" where a fault of another one ended all runs that it looks at: mend that one first. From
     Python and pytest: batchwright.testing.check_policy and parametrize_checks.
 
-    Exit code: 0; 1 when a check fails that --expect does not name, or one that it names passes; 2 for a wrong command
-    line or no such policy.
+    Exit code: 0; 1 when a check fails or is not reached that --expect does not name, or one that it names passes; 2
+    for a wrong command line or no such policy.
     """
     from batchwright.cli.output import check_writable, make_console, show_progress
     from batchwright.cli.program import FAILED, OK
@@ -115,7 +116,7 @@ def _print(console: Console, report: Report) -> None:
     from batchwright.testing.conformance import describe
 
     words = {"passed": "passed", "failed": "FAILED", "skipped": "skipped", "expected": "fails as expected"}
-    words["unexpected"] = "PASSES UNEXPECTEDLY"
+    words |= {"unreached": "not reached", "unexpected": "PASSES UNEXPECTEDLY"}
     table = make_table(console, "check", "result", "what it asks", whole=2)
     for outcome in report.outcomes:
         table.add_row(outcome.name, words[outcome.status], describe(outcome.name))

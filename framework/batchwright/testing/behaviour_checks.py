@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchwright.testing import scenarios
-from batchwright.testing.checks import check, need_steps, same
+from batchwright.testing.checks import check, need_runs, need_steps, same
 from batchwright.testing.gaze import Gaze
 from batchwright.testing.kit import Kit
-from batchwright.testing.report import Failed, Skipped
+from batchwright.testing.report import Failed, Skipped, Unreached
 from batchwright.testing.run import Run
 
 _NUM_ENDED, _MOST_KEPT = 600, 200
@@ -28,6 +28,7 @@ def deterministic(kit: Kit) -> None:
             run,
             again,
         )
+    need_runs(kit, [run for run, _ in kit.reruns])
 
 
 @check
@@ -48,6 +49,7 @@ def stationary(kit: Kit) -> None:
                     run.scenario.name,
                     now.step,
                 )
+    need_runs(kit, (*kit.steady, *kit.roomy, *kit.tight))
     need_steps(compared, "none was like the one before")
     for run in kit.steady:
         repeated = kit.run(run.scenario, repeats=True)
@@ -76,6 +78,7 @@ def steady(kit: Kit) -> None:
                     one.step,
                 )
             seen += one.left_out is not None
+    need_runs(kit, (*kit.steady, *kit.roomy, *kit.tight))
     need_steps(seen, "in none could nobody come in")
 
 
@@ -83,9 +86,11 @@ def steady(kit: Kit) -> None:
 def no_oracle(kit: Kit) -> None:
     """Nothing depends on how long requests really run, before that shows."""
     if not kit.is_repeatable:
-        raise Skipped("it does not decide the same twice, as another check says")
+        raise Unreached("it does not decide the same twice; mend this first: deterministic")
+    seen: list[Run] = []
     for number in range(4):
         one, other = (kit.run(scenario) for scenario in scenarios.secret(kit.seed, number, kit.chunks))
+        seen += (one, other)
         ends = [d.step for run in (one, other) for d in run.decisions if d.finished]
         same(
             "the same decisions in two workloads that differ only in how long requests really run, up to the first "
@@ -94,6 +99,7 @@ def no_oracle(kit: Kit) -> None:
             other,
             upto=min(ends, default=0) + 1,
         )
+    need_runs(kit, seen)
 
 
 @check
@@ -116,7 +122,8 @@ def _touched(kit: Kit, num_waiting: int) -> float:
     """Waiting requests looked at in a step, on average."""
     scenario = scenarios.crowd(kit.seed, num_waiting, kit.chunks)
     run = kit.run(scenario, gaze=Gaze(), most_steps=_MOST_STEPS)
-    need_steps(len(run.decisions), "it decided none")
+    if not run.decisions:
+        need_runs(kit, [run])
     return sum(d.num_touched for d in run.decisions) / len(run.decisions)
 
 
@@ -124,8 +131,7 @@ def _touched(kit: Kit, num_waiting: int) -> float:
 def no_leaks(kit: Kit) -> None:
     """What it keeps of requests goes when they end."""
     run = kit.run(scenarios.waves(kit.seed, _NUM_ENDED), keeps=True)
-    if not run.is_complete:
-        raise Skipped("its requests did not all end, as another check says")
+    need_runs(kit, [run])
     taken = _NUM_ENDED - len(run.refused)
     alive = [ref for ref in run.requests if ref() is not None]
     if len(alive) > _MOST_KEPT:

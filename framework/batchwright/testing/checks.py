@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from batchwright.need import Need
 from batchwright.policy import Policy
 from batchwright.testing.kit import Kit
-from batchwright.testing.report import Failed, Skipped
+from batchwright.testing.report import Failed, Skipped, Unreached
 from batchwright.testing.run import Run
 from batchwright.testing.watch import Fault
 
@@ -27,10 +27,13 @@ def describe(name: str) -> str:
     return (CHECKS[name].__doc__ or "").partition("\n")[0]
 
 
-def _no_faults(kit: Kit, name: str, expected: str) -> None:
+def _no_faults(kit: Kit, name: str, expected: str, *runs: Run) -> None:
+    """No fault is this check's; ``runs`` are those that it is about, where they say enough of it."""
     faults = kit.blame.get(name)
     if faults:
         raise _failed(expected, faults[0])
+    if runs:
+        need_runs(kit, runs)
 
 
 def _failed(expected: str, fault: Fault) -> Failed:
@@ -43,7 +46,8 @@ def _failed(expected: str, fault: Fault) -> Failed:
 @check
 def answers(kit: Kit) -> None:
     """Every hook answers with a value of its type, and none raises: decisions and observers."""
-    _no_faults(kit, "answers", "every hook to answer with a value of its type and to raise nothing")
+    expected = "every hook to answer with a value of its type and to raise nothing"
+    _no_faults(kit, "answers", expected, *kit.roomy, *kit.tight)
 
 
 @check
@@ -60,24 +64,27 @@ def no_mutation(kit: Kit) -> None:
     for fault in (f for run in kit.strict for f in run.faults if f.error == "Written"):
         message = fault.message.removeprefix("Written: ")
         raise Failed(f"expected {fault.hook} to leave the view as it was; {message}", fault.scenario, fault.step)
+    need_runs(kit, kit.thorough)
 
 
 @check
 def budgets(kit: Kit) -> None:
     """Chunking and reservation stay within what is pending and what is left of the budget."""
-    _no_faults(kit, "budgets", "chunking of 0 to min(pending, step.budget) tokens and reservations of at least 0")
+    expected = "chunking of 0 to min(pending, step.budget) tokens and reservations of at least 0"
+    _no_faults(kit, "budgets", expected, *kit.roomy, *kit.tight)
 
 
 @check
 def offers(kit: Kit) -> None:
     """Admission offers each request once, and only requests that are here; and it ends."""
-    _no_faults(kit, "offers", "admission to offer unfinished requests of this engine, each once a step")
+    _no_faults(kit, "offers", "admission to offer unfinished requests of this engine, each once a step", *kit.roomy)
 
 
 @check
 def progress(kit: Kit) -> None:
     """Every accepted request ends, and no step is empty while somebody could run."""
-    _no_faults(kit, "progress", "a step that schedules somebody, and an end of every accepted request")
+    expected = "a step that schedules somebody, and an end of every accepted request"
+    _no_faults(kit, "progress", expected)
     runs = [*kit.roomy, *kit.tight]
     if runs and not any(run.decisions for run in runs):
         run = runs[0]
@@ -88,32 +95,33 @@ def progress(kit: Kit) -> None:
                 "with parameters under which it takes some",
                 run.scenario.name,
             )
+    need_runs(kit, runs)
 
 
 @check
 def exhaustion(kit: Kit) -> None:
     """With hardly a block to spare: legal victims, nobody stranded, no evicting in circles."""
-    _no_faults(kit, "exhaustion", "victims that hold blocks, and an end of every request where blocks run out")
+    expected = "victims that hold blocks, and an end of every request where blocks run out"
+    _no_faults(kit, "exhaustion", expected, *kit.tight)
 
 
 @check
 def empty(kit: Kit) -> None:
     """It works while nobody waits, while nobody is resident, and while nobody is here at all."""
-    _no_faults(kit, "empty", "the hook to work while a queue is empty")
+    _no_faults(kit, "empty", "the hook to work while a queue is empty", *kit.roomy, *kit.tight)
 
 
 @check
 def aborts(kit: Kit) -> None:
     """Requests may be aborted at any moment; who ended is not offered, evicted or counted on."""
-    _no_faults(kit, "aborts", "aborted requests to be forgotten (see request_finished)")
+    _no_faults(kit, "aborts", "aborted requests to be forgotten (see request_finished)", *kit.aborts)
 
 
 @check
 def hot_swap(kit: Kit) -> None:
     """It takes over a live engine, also a second time: its state comes from policy_attached and the observers."""
-    _no_faults(
-        kit, "hot_swap", "the policy to take over a live engine, also a second time (policy_attached builds its state)"
-    )
+    expected = "the policy to take over a live engine, also a second time (policy_attached builds its state)"
+    _no_faults(kit, "hot_swap", expected, *kit.swaps)
 
 
 @check
@@ -157,6 +165,7 @@ def declarations(kit: Kit) -> None:
                         run.scenario.name,
                         decision.step,
                     )
+    need_runs(kit, (*kit.roomy, *kit.tight))
 
 
 def _keeps(kit: Kit, declared: str, expected: str) -> None:
@@ -189,6 +198,22 @@ def same(expected: str, one: Run, other: Run, upto: int | None = None) -> None:
             one.scenario.name,
             len(pairs),
         )
+
+
+def need_runs(kit: Kit, runs: Sequence[Run]) -> None:
+    """Nothing is said of a policy none of whose runs came to its end.
+
+    Raises:
+        Unreached: each run ended early, or took nobody in; the message says what to mend first.
+        Failed: each run ended early, by a fault that no other check meets.
+    """
+    if any(run.is_complete and run.decisions for run in runs):
+        return
+    faults = [fault for run in runs for fault in run.faults]
+    if faults and not kit.culprits:
+        raise _failed("no fault here either", faults[0])
+    first = kit.culprits or "progress"  # nobody was taken in
+    raise Unreached(f"a fault ended each run early, or kept everybody out; mend this first: {first}")
 
 
 def need_steps(number: int, what: str) -> None:

@@ -9,7 +9,7 @@ from batchwright.errors import ConfigError, did_you_mean
 from batchwright.testing import behaviour_checks, params_check  # noqa: F401 - they register their checks
 from batchwright.testing.checks import CHECKS, describe
 from batchwright.testing.kit import Kit
-from batchwright.testing.report import ConformanceError, Failed, Outcome, Report, Skipped, again
+from batchwright.testing.report import ConformanceError, Failed, Outcome, Report, Skipped, Unreached, again
 from batchwright.testing.subject import PolicyLike, Subject
 
 __all__ = ["CHECKS", "BoundCheck", "bind_checks", "check_policy", "describe", "parametrize_checks", "run_checks"]
@@ -41,6 +41,8 @@ class BoundCheck:
             return Outcome(self.name, "failed", *said, again=repeat)
         except Skipped as verdict:
             return Outcome(self.name, "skipped", str(verdict), reason=self.reason or "")
+        except Unreached as verdict:
+            return Outcome(self.name, "unreached", str(verdict), reason=self.reason or "")
         status: Any = "passed" if self.reason is None else "unexpected"
         return Outcome(self.name, status, reason=self.reason or "")
 
@@ -106,7 +108,7 @@ def run_checks(
         progress: told after each check how many are done, and how many there are.
 
     Returns:
-        What came of each check; ``report.ok`` is false where one failed.
+        What came of each check; ``report.ok`` is false where one failed, or none could say what it is about.
 
     Raises:
         ConfigError, PluginError: the policy cannot be made, or a name is no check's.
@@ -144,8 +146,8 @@ def check_policy(
         What came of each check.
 
     Raises:
-        ConformanceError: a check failed; each has a sentence on what was expected, what the policy did, where, and
-            how to see it again.
+        ConformanceError: a check failed, or was not reached; each that failed has a sentence on what was expected,
+            what the policy did, where, and how to see it again.
         ConfigError, PluginError: the policy cannot be made, or a name is no check's.
     """
     report = run_checks(policy, expected_failures=expected_failures, seed=seed, checks=checks, plugins=plugins)
@@ -179,7 +181,7 @@ def parametrize_checks(
 
 
 class PytestCheck:
-    """A check as a test of pytest's: what is skipped skips, what fails as expected is an xfail."""
+    """A check as a test of pytest's: what is skipped or not reached skips, what fails as expected is an xfail."""
 
     def __init__(self, check: BoundCheck) -> None:
         self.check = check
@@ -194,7 +196,7 @@ class PytestCheck:
 
         __tracebackhide__ = True
         outcome = self.check()
-        if outcome.status == "skipped":
+        if outcome.status in ("skipped", "unreached"):
             pytest.skip(outcome.detail)
         if outcome.status == "expected":
             pytest.xfail(f"{outcome.reason}: {outcome.detail}")

@@ -159,6 +159,11 @@ class Kit:
         return {"tight": "exhaustion", "aborts": "aborts", "swaps": "hot_swap"}[group]
 
     @cached_property
+    def culprits(self) -> str:
+        """Checks about what ends runs early, by name."""
+        return ", ".join([*self.blame, *(["no_mutation"] if self.mutations else [])])
+
+    @cached_property
     def empty_faults(self) -> set[tuple[str, str, str]]:
         """Kinds of exceptions that come only while a queue is empty, of hooks that work while none is.
 

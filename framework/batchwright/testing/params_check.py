@@ -9,7 +9,7 @@ from typing import Any
 
 from batchwright.errors import ConfigError
 from batchwright.policy import Policy
-from batchwright.testing.checks import check, same
+from batchwright.testing.checks import check, need_runs, same
 from batchwright.testing.kit import Kit
 from batchwright.testing.report import Failed
 from batchwright.testing.run import Run
@@ -33,6 +33,8 @@ def params(kit: Kit) -> None:
             for run in (*kit.roomy[:2], *kit.tight[:1]):
                 other = Run(copies, run.scenario, run.options)
                 same("the same decisions of from_values(params.model_dump())", run, other)
+            if not any(run.decisions for run in (*kit.roomy[:2], *kit.tight[:1])):
+                need_runs(kit, ())
 
 
 def _schema(policy: Policy) -> None:

@@ -6,8 +6,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["passed", "failed", "skipped", "expected", "unexpected"]
-"""``expected``: it failed, as ``expected_failures`` says; ``unexpected``: it passed, though it was to fail."""
+Status = Literal["passed", "failed", "skipped", "unreached", "expected", "unexpected"]
+"""``skipped``: it is not about this policy; ``unreached``: a fault of another check ended all its runs; ``expected``:
+it failed, as ``expected_failures`` says; ``unexpected``: it passed, though it was to fail."""
 
 
 class ConformanceError(AssertionError):
@@ -32,6 +33,10 @@ class Failed(Exception):
 
 class Skipped(Exception):
     """The verdict of a check that has nothing to hold the policy to; its message says why."""
+
+
+class Unreached(Exception):
+    """The verdict of a check that could not be made, for what another check is about; its message says for what."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class Outcome:
             return f"{self.name}: it passes, and expected_failures says it fails ({self.reason}); take it out there"
         if self.status == "expected":
             return f"{self.name}: fails as expected ({self.reason}): {self.detail}{where}"
-        return f"{self.name}: {self.status}" + (f", {self.detail}" if self.detail else "")
+        said = "not reached" if self.status == "unreached" else self.status
+        return f"{self.name}: {said}" + (f", {self.detail}" if self.detail else "")
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -90,20 +96,26 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed that was not expected to."""
-        return not any(o.is_bad for o in self.outcomes)
+        """Whether nothing failed, and every check could be made; but for what was expected."""
+        return not any(o.is_bad or (o.status == "unreached" and not o.reason) for o in self.outcomes)
 
     def summary(self) -> str:
         """One line: how many passed, failed and were skipped."""
         words = {"failed": "failed", "unexpected": "passed unexpectedly", "expected": "failed as expected"}
-        words |= {"skipped": "skipped"}
+        words |= {"unreached": "not reached", "skipped": "skipped"}
         counts = {status: sum(o.status == status for o in self.outcomes) for status in ("passed", *words)}
         rest = [f"{counts[status]} {said}" for status, said in words.items() if counts[status]]
         parts = [f"{counts['passed']} of {len(self.outcomes)} checks passed", *rest]
         return f"{self.policy}, seed {self.seed}: {', '.join(parts)}"
 
     def __str__(self) -> str:
-        return "\n".join([self.summary(), *(str(o) for o in self.outcomes if o.status != "passed")])
+        said = [str(o) for o in self.outcomes if o.status not in ("passed", "unreached")]
+        together: dict[str, list[str]] = {}  # one fault keeps many checks from being made
+        for outcome in self.outcomes:
+            if outcome.status == "unreached":
+                together.setdefault(outcome.detail, []).append(outcome.name)
+        said += [f"{', '.join(names)}: not reached, {detail}" for detail, names in together.items()]
+        return "\n".join([self.summary(), *said])
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
