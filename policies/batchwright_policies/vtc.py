@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import Field
@@ -68,7 +68,7 @@ class Vtc(Ranked):
         self._open: Counter[Client] = Counter()  # unfinished requests
         self._left = 0.0  # counter of the last client whose last waiting request left the queue
         self._many = 100  # counters: look then whether some can be forgotten
-        self._sampled: tuple[Request, ...] = ()  # of the last step, where it may be that of the next one
+        self._sampled: Sequence[Request] = ()  # of the last step, where it may be that of the next one
         self._charges: dict[Client, float] = {}  # for that
 
     def make_queue(self) -> Queue:
@@ -140,20 +140,16 @@ class Vtc(Ranked):
     @hookimpl
     def step_finished(self, step: Step) -> None:
         """Clients are charged for what was sampled."""
-        counters, sampled = self._counters, step.sampled
-        if not isinstance(sampled, tuple):
-            self._charge(counters, sampled)
-            return
-        if sampled is not self._sampled:  # else the same requests, since a tuple stays as it is
-            self._sampled, self._charges = sampled, defaultdict(float)
-            self._charge(self._charges, sampled)
+        if not isinstance(step.sampled, tuple) or step.sampled is not self._sampled:
+            charges: dict[Client, float] = defaultdict(float)
+            weight = self.params.output_weight
+            for request in step.sampled:
+                charges[request.client_id] += weight / request.weight
+            self._sampled, self._charges = step.sampled, charges
+        # Else the same requests: a tuple stays as it is. Sums are added, so that rounding is the same either way.
+        counters = self._counters
         for client, charge in self._charges.items():
             counters[client] += charge
-
-    def _charge(self, counters: dict[Client, float], sampled: Iterable[Request]) -> None:
-        weight = self.params.output_weight
-        for request in sampled:
-            counters[request.client_id] += weight / request.weight
 
     @hookimpl
     def request_finished(self, request: Request) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from batchwright.request import Request
 from batchwright_policies.dlpm import Dlpm
 from batchwright_policies.lpm import Lpm
 from batchwright_policies.vtc import Vtc
@@ -253,3 +255,17 @@ def test_dlpm_compares_so_many_of_each_client():
         scheduler.add(job.request())
     assert [r.request_id for r in policy._clients.oldest(6)] == ["a0", "a1", "a2", "b0", "b1", "b2"]
     assert len(list(policy.in_order(scheduler.step))) == 6
+
+
+def test_a_charge_is_rounded_alike_whatever_the_step_keeps_its_rows_in() -> None:
+    """A core that goes ahead keeps them in a list now and then: a tie must not fall otherwise then."""
+    rows = [Request(f"r{k}", [1, 2], client_id="a", weight=3.0) for k in range(7)]
+    counters: list[float] = []
+    for kept in (tuple(rows), list(rows)):
+        policy = Vtc()
+        policy._counters["a"] = 100.1
+        step: Any = SimpleNamespace(sampled=kept)
+        for _ in range(5):
+            policy.step_finished(step)
+        counters.append(policy._counters["a"])
+    assert counters[0] == counters[1] == pytest.approx(100.1 + 5 * 7 * 2 / 3)
