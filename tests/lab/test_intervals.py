@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -14,7 +15,7 @@ from batchwright.lab.interval import Floats, Interval, interval_of_draws, interv
 from batchwright.lab.metrics import METRICS
 from batchwright.lab.shown import SHOWN
 from batchwright.lab.student import t_quantile
-from batchwright.lab.verdict import NOT_SHOWN, Verdict
+from batchwright.lab.verdict import BETTER, NOT_SHOWN, NOT_TESTED, Verdict
 from batchwright.lab.wording import percent, size
 
 # Student's t -------------------------------------------------------------------------------------------------------
@@ -100,6 +101,14 @@ def test_an_end_that_says_nothing_is_short_in_every_unit() -> None:
     verdict = Verdict("two", metric.name, 8.0, 5.0, -3.0, interval, NOT_SHOWN)
     assert size(METRICS["num_preemptions"], verdict) == "[-8, >+800]"
     assert size(metric, verdict) == "[-99.0%, >+10,000%]"
+
+
+def test_differences_of_shares_are_in_percentage_points() -> None:
+    metric = METRICS["slo_attainment"]
+    verdict = Verdict("two", metric.name, 0.5, 0.6, 0.1, Interval(0.02, 0.18, 0.04, 0.36, 0.99), BETTER)
+    assert size(metric, verdict) == "+10.0 pp [+2.0, +18.0]"
+    assert size(metric, replace(verdict, words=NOT_SHOWN)) == "[+2.0 pp, +18.0 pp]"
+    assert size(metric, replace(verdict, interval=None, words=NOT_TESTED)) == "+10.0 pp"
 
 
 def test_a_statistic_that_is_undefined_in_many_draws_has_no_interval() -> None:

@@ -362,6 +362,31 @@ def test_every_metric_is_defined_and_has_its_unit() -> None:
     assert {name for name in LATENCIES if f"p99_{name}_ms" not in METRICS} == set()
 
 
+IN_LABELS = {"requests/s": "req/s", "1/s": "Steps/s", "s": "(ms)"}
+"""How labels say a unit that they do not have as it is."""
+
+COUNTS_OF_REQUESTS = [
+    "completed",
+    "failed",
+    "num_refused",
+    "num_unfinished",
+    "num_failed",
+    "num_aborted",
+    "num_tpot_undefined",
+]
+
+
+def test_labels_say_units() -> None:
+    """Times are in milliseconds but for the length of the run, shares in percent; counts say what is counted."""
+    for metric in METRICS.values():
+        assert ("%" in metric.label) == metric.is_share, metric.label
+        if metric.name == "duration":
+            assert metric.label == "Duration (s)"
+        elif metric.unit and metric.name not in COUNTS_OF_REQUESTS:
+            assert IN_LABELS.get(metric.unit, metric.unit) in metric.label, metric.label
+    assert METRICS["longest_wait"].scale == 1000 and METRICS["longest_wait"].unit == "s"
+
+
 def test_names_of_vllms_results_mean_what_they_mean_there() -> None:
     """The names of a result file of vllm bench serve 0.32.0 that are numbers of a run, but for those of the client."""
     numbers = "duration completed failed total_input_tokens total_output_tokens request_throughput request_goodput"

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from batchwright.lab import Comparison, compare, format_report, print_report
+from batchwright.lab.metrics import METRICS
 from batchwright.lab.run_record import RunLimits, RunRecord
 from batchwright.request import SLO
 from lab.hand import request, run
@@ -76,6 +77,16 @@ def test_rows_give_both_values_the_difference_its_interval_and_the_verdict() -> 
     assert text["Median TTFT (ms)"].endswith(f"{interval} no difference shown")
     assert text["Refused"].endswith("no difference")
     assert text["Throughput (req/s)"].rstrip().endswith("%")  # one number a run: no verdict
+
+
+def test_only_what_was_tested_has_the_mark_of_a_primary_metric() -> None:
+    """Throughput is a primary one too, and a number a run."""
+    found = compare(arms())
+    text = format_report(found)
+    assert "Mean ITL (ms) *" in text and "Output tokens/s " in text and "Output tokens/s *" not in text
+    assert found.label(METRICS["mean_itl_ms"]) == "Mean ITL (ms) *"
+    assert found.label(METRICS["output_throughput"]) == "Output tokens/s"
+    assert "What has no verdict was not tested." in " ".join(text.split())
 
 
 def test_what_did_not_finish_stands_beside_goodput() -> None:

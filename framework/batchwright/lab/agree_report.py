@@ -14,7 +14,7 @@ from batchwright.lab.metrics import Metric
 from batchwright.lab.printing import as_text, bullets
 from batchwright.lab.shown import shown_metrics
 from batchwright.lab.verdict import NO_DIFFERENCE, NOT_SHOWN, Verdict
-from batchwright.lab.wording import percent
+from batchwright.lab.wording import in_percent, percent
 
 _STYLES = {AGREE: "green", OPPOSITE: "red"}
 _NONE = "-"
@@ -101,8 +101,9 @@ def _difference(metric: Metric, verdict: Verdict) -> str:
     """In percent of the first arm where that says something, else as it is; of a difference not shown, the interval."""
     if verdict.words == NO_DIFFERENCE or verdict.difference is None:
         return NO_DIFFERENCE
-    if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
-        return f"{verdict.difference * metric.scale:+,.{metric.decimals}f}"
+    if verdict.relative is None or not in_percent(metric, verdict):
+        unit = " pp" if metric.is_share else ""
+        return f"{verdict.difference * metric.scale:+,.{metric.decimals}f}{unit}"
     interval = verdict.interval
     if interval is None or interval.relative_low is None or interval.relative_high is None:
         return f"{percent(verdict.relative)}%"

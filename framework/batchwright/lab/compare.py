@@ -15,6 +15,7 @@ from batchwright.lab.closing import Failure, closing_lines
 from batchwright.lab.evidence import Evidence
 from batchwright.lab.family import Family, share_of
 from batchwright.lab.load import Load
+from batchwright.lab.metrics import Metric
 from batchwright.lab.pairing import check_comparable, paired_seeds
 from batchwright.lab.plugin_metrics import BUILT_IN, MetricSet
 from batchwright.lab.replica_summary import summarize_replicas
@@ -95,8 +96,15 @@ class Comparison:
         )
         return (
             f"Differences are to {self.arms[0]}. Intervals by {how}; all together hold with "
-            f"{share_of(self.family.level)}: {', '.join(each)}."
+            f"{share_of(self.family.level)}: {', '.join(each)}. What has no verdict was not tested."
         )
+
+    def label(self, metric: Metric) -> str:
+        """A metric's label, marked where it is a primary one of which some arm has an interval."""
+        is_marked = metric.name in self.family.primary and any(
+            v.metric == metric.name and v.interval is not None for v in self.verdicts
+        )
+        return f"{metric.label} {PRIMARY_MARK}" if is_marked else metric.label
 
     def of(self, arm: str) -> dict[int, RunRecord]:
         """The runs of an arm, by seed.

@@ -21,10 +21,10 @@ class Metric:
 
     Attributes:
         name: as in the JSON of ``vllm bench serve`` where that has it.
-        label: for tables, with the unit.
+        label: for tables, with the unit; ``(%)`` is of shares.
         better: which way is better; None: neither by itself.
         decimals: shown in tables.
-        scale: what the value is multiplied by in tables.
+        scale: what the value is multiplied by in tables; 100 is of shares.
         unit: of the value; empty: a plain number or a share.
         doc: its definition, in a sentence.
         shown: whether tables have it without being asked; of a plugin's metrics.
@@ -38,6 +38,11 @@ class Metric:
     unit: str = ""
     doc: str = ""
     shown: bool = False
+
+    @property
+    def is_share(self) -> bool:
+        """Whether tables have it in percent, and its differences in percentage points."""
+        return self.scale == 100
 
 
 def statistic(kind: str, latency: str) -> str:
@@ -76,7 +81,7 @@ _METRICS = (
     ),
     Metric(
         "max_concurrent_requests",
-        "Peak concurrency",
+        "Peak concurrency (requests)",
         None,
         0,
         1,
@@ -138,10 +143,16 @@ _METRICS = (
     ),
     Metric("kv_use_peak", "KV use, peak (%)", None, 1, 100, "", "The largest such share."),
     Metric(
-        "mean_batch_size", "Mean batch size", None, 1, 1, "requests", "Requests in a step's batch, mean over steps."
+        "mean_batch_size",
+        "Mean batch size (requests)",
+        None,
+        1,
+        1,
+        "requests",
+        "Requests in a step's batch, mean over steps.",
     ),
-    Metric("median_batch_size", "Median batch size", None, 0, 1, "requests", "The median over steps."),
-    Metric("p99_batch_size", "P99 batch size", None, 0, 1, "requests", "The 99th percentile over steps."),
+    Metric("median_batch_size", "Median batch size (requests)", None, 0, 1, "requests", "The median over steps."),
+    Metric("p99_batch_size", "P99 batch size (requests)", None, 0, 1, "requests", "The 99th percentile over steps."),
     Metric(
         "mean_step_tokens",
         "Mean tokens a step",
@@ -166,20 +177,20 @@ _METRICS = (
     ),
     Metric(
         "longest_wait",
-        "Longest wait (s)",
+        "Longest wait (ms)",
         "lower",
         2,
-        1,
+        1000,
         "s",
         "The longest stretch in which a request waited: from arrival or eviction to admission, or the end of the run.",
     ),
     Metric(
         "max_passed_over",
-        "Most often passed over",
+        "Most often passed over (requests)",
         "lower",
         0,
         1,
-        "",
+        "requests",
         "The most requests that came later than one and were scheduled before it.",
     ),
     Metric(

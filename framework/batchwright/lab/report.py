@@ -11,37 +11,37 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from batchwright.lab.compare import PRIMARY_MARK, Comparison
+from batchwright.lab.compare import Comparison
 from batchwright.lab.metrics import METRICS, Metric
 from batchwright.lab.printing import as_text, bullets
 from batchwright.lab.run_record import RunRecord
-from batchwright.lab.settings import differing_settings
+from batchwright.lab.settings import backend_in_words, differences_in_words, one_of_all, value_in_words
 from batchwright.lab.shown import shown_metrics
 from batchwright.lab.verdict import BETTER, NOT_TESTED, WORSE, Verdict
 from batchwright.lab.window import measured
-from batchwright.lab.wording import NONE, number, size
+from batchwright.lab.wording import number, size
 from batchwright.predictor import NO_PREDICTIONS
 
 OF_REPLICAS = {
     "Requests": Metric("num_requests", "Requests", None, 0),
     "Busy (%)": Metric("busy", "Busy (%)", None, 1, 100),
     "Hits (%)": METRICS["cache_hit_rate"],
-    "Mean TTFT": METRICS["mean_ttft_ms"],
-    "P99 TTFT": METRICS["p99_ttft_ms"],
-    "P99 ITL": METRICS["p99_itl_ms"],
+    "Mean TTFT (ms)": METRICS["mean_ttft_ms"],
+    "P99 TTFT (ms)": METRICS["p99_ttft_ms"],
+    "P99 ITL (ms)": METRICS["p99_itl_ms"],
     "Preempt.": METRICS["num_preemptions"],
 }
-"""Columns of the table of replicas; times in milliseconds."""
+"""Columns of the table of replicas."""
 
 OF_CLASSES = {
     "Requests": Metric("num_requests", "Requests", None, 0),
     "Attained (%)": METRICS["slo_attainment"],
-    "Mean TTFT": METRICS["mean_ttft_ms"],
-    "P99 TTFT": METRICS["p99_ttft_ms"],
-    "Mean TPOT": METRICS["mean_tpot_ms"],
-    "P99 TPOT": METRICS["p99_tpot_ms"],
+    "Mean TTFT (ms)": METRICS["mean_ttft_ms"],
+    "P99 TTFT (ms)": METRICS["p99_ttft_ms"],
+    "Mean TPOT (ms)": METRICS["mean_tpot_ms"],
+    "P99 TPOT (ms)": METRICS["p99_tpot_ms"],
 }
-"""Columns of the table of classes of requests; times in milliseconds."""
+"""Columns of the table of classes of requests."""
 
 LIMITS = (
     "max_num_seqs",
@@ -96,35 +96,24 @@ def _header(comparison: Comparison) -> Iterator[RenderableType]:
         ("workload", _workload(comparison)),
         *([("seeds", _seeds(comparison))] if len(comparison.seeds) > 1 else []),
         *([("counted", counted(runs[0]))] if runs[0].window is not None else []),
-        ("backend", _one([_backend(run) for run in runs], runs)),
-        ("max_tokens", _one([run.declared_max_tokens for run in runs], runs)),
-        *([("predicted", _one(predictions, runs))] if set(predictions) != {NO_PREDICTIONS} else []),
-        *([("fleet", _one([_fleet(run) for run in runs], runs))] if any(map(_has_router, runs)) else []),
+        ("backend", backend_in_words(runs)),
+        ("max_tokens", one_of_all([run.declared_max_tokens for run in runs], runs)),
+        *([("predicted", one_of_all(predictions, runs))] if set(predictions) != {NO_PREDICTIONS} else []),
+        *([("fleet", one_of_all([_fleet(run) for run in runs], runs))] if any(map(_has_router, runs)) else []),
         *([("limits", limits)] if limits else []),
-        *([("leapt", _one([_leapt(run) for run in runs], runs))] if any(run.num_leapt for run in runs) else []),
+        *([("leapt", one_of_all([_leapt(run) for run in runs], runs))] if any(run.num_leapt for run in runs) else []),
     ):
         grid.add_row(Text(name, style="dim"), Text(value))
     yield grid
-    differing = _differing(runs)
+    differing = differences_in_words(runs)
     if differing:
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column(Text("arms differ in"))
         for run in runs:
             table.add_column(_heading(run.arm), overflow="fold")
         for name, values in differing.items():
-            table.add_row(Text(name), *(Text(_setting(run, name, v)) for run, v in zip(runs, values, strict=True)))
+            table.add_row(Text(name), *map(Text, values))
         yield Padding(table, (1, 0, 0, 0))
-
-
-def _differing(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
-    """Settings in which arms differ; not the parameters that only another policy has and nobody gave."""
-    given = {name for run in runs for name in run.given or ()}
-    known = all(run.given is not None for run in runs)
-    return {
-        name: values
-        for name, values in differing_settings(runs).items()
-        if name != "backend" and not (known and name.startswith("policy.") and None in values and name not in given)
-    }
 
 
 def _workload(comparison: Comparison) -> str:
@@ -157,17 +146,11 @@ def _limits(engines: Sequence[RunRecord]) -> str:
         return ""
     first = engines[0].limits
     return ", ".join(
-        f"{name} {_value(getattr(first, name))}"
+        f"{name} {value_in_words(getattr(first, name))}"
         for name in LIMITS
         if all(getattr(run.limits, name) == getattr(first, name) for run in engines)
         and any(run.given is None or name in run.given for run in engines)
     )
-
-
-def _backend(run: RunRecord) -> str:
-    if run.is_endpoint:
-        return f"{run.backend}, an endpoint: latencies include HTTP"
-    return run.backend if run.virtual_time else f"{run.backend}, real time"
 
 
 def _has_router(run: RunRecord) -> bool:
@@ -183,26 +166,9 @@ def _fleet(run: RunRecord) -> str:
     return f"{run.num_replicas} replicas, router {name}{said}"
 
 
-def _one(values: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    """The value, or where arms differ, each arm's."""
-    if len(set(values)) == 1:
-        return values[0]
-    return "; ".join(f"{run.arm}: {value}" for run, value in zip(runs, values, strict=True))
-
-
 def _leapt(run: RunRecord) -> str:
     """How many steps a simulator took several at once."""
     return f"{run.num_leapt / len(run.steps):.0%} of {len(run.steps):,} steps" if run.steps else "no step"
-
-
-def _setting(run: RunRecord, name: str, value: Any) -> str:
-    """A setting of an arm; engines and endpoints have not each other's."""
-    lacks = value is None and run.is_endpoint is not name.startswith("endpoint.")
-    return NONE if lacks else _value(value)
-
-
-def _value(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def _table(comparison: Comparison, chosen: Sequence[Metric] | None) -> RenderableType:
@@ -229,8 +195,7 @@ def _table(comparison: Comparison, chosen: Sequence[Metric] | None) -> Renderabl
             for cell, verdict in zip(cells, found, strict=True):
                 if verdict is not None and verdict.difference:
                     cell.append("\n").append_text(_said(metric, verdict, interval=False))
-        mark = f" {PRIMARY_MARK}" if name in comparison.family.primary and any(v and v.interval for v in found) else ""
-        table.add_row(Text(metric.label + mark), *cells)
+        table.add_row(Text(comparison.label(metric)), *cells)
     return Padding(table, (1, 0, 1, 0))
 
 
@@ -253,7 +218,7 @@ def _parts(
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(Text(heading), overflow="fold")
     for column in columns:
-        table.add_column(Text(column), justify="right")
+        table.add_column(Text(column.replace(" (", "\n(")), justify="right")
     for name, summary in rows:
         table.add_row(Text(name), *(Text(number(metric, summary[metric.name])) for metric in columns.values()))
     return Padding(table, (0, 0, 1, 0))

@@ -19,7 +19,8 @@ def number(metric: Metric, value: float | int | None) -> str:
 
 
 def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> str:
-    """How large a difference is, with its interval: in percent of the first arm where that says something, else plain.
+    """How large a difference is, with its interval: in percent of the first arm where that says something; of shares in
+    percentage points (``pp``), else in the metric's own unit.
 
     ``-`` where there is none; nothing where the verdict says all: no difference, or without ``interval`` none shown.
     """
@@ -28,8 +29,9 @@ def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> s
     if verdict.words == NO_DIFFERENCE or (verdict.words == NOT_SHOWN and not interval):
         return ""
     found = verdict.interval if interval else None
-    if verdict.relative is None or metric.scale != 1 or metric.decimals == 0:
-        one, unit = _change(metric, verdict.difference), ""
+    if verdict.relative is None or not in_percent(metric, verdict):
+        unit = " pp" if metric.is_share else ""
+        one = f"{_change(metric, verdict.difference)}{unit}"
         said = [] if found is None else [_change(metric, found.low), _highest(metric, found, verdict.base)]
     else:
         one, unit = f"{percent(verdict.relative)}%", "%"
@@ -39,6 +41,11 @@ def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> s
         return one
     # Where nothing is shown, the interval is all there is to say: a single size would be read as one.
     return f"[{said[0]}{unit}, {said[1]}{unit}]" if verdict.words == NOT_SHOWN else f"{one} [{said[0]}, {said[1]}]"
+
+
+def in_percent(metric: Metric, verdict: Verdict) -> bool:
+    """Whether a difference is said in percent of the first arm: not of shares, nor of counts, nor where that is 0."""
+    return verdict.relative is not None and not metric.is_share and metric.decimals > 0
 
 
 def _highest(metric: Metric, found: Interval, base: float | int | None) -> str:

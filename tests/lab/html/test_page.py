@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from batchwright.errors import ConfigError
-from batchwright.lab import Comparison, compare
+from batchwright.lab import Comparison, compare, format_report
+from batchwright.lab.figures.arms import arms_of
 from batchwright.lab.html import missing_for_reports, need_report
 from batchwright.lab.html.page import render_report
-from batchwright.lab.html.tables import outcome_table
+from batchwright.lab.html.tables import differing_table, outcome_table
+from batchwright.lab.metrics import METRICS
+from batchwright.lab.shown import shown_metrics
+from batchwright.lab.verdict import NOT_TESTED
 from lab.figures.comparisons import arm, crowd, pair, seeded, simulated, single, troubled, windowed
 from lab.hand import request, run
 from lab.html.pages import Page
@@ -118,9 +122,55 @@ def test_the_headline_counts() -> None:
         int(found[1]) if (found := re.search(pattern, text)) else 0
         for pattern in (r"better in (\d+)", r"worse in (\d+)", r"no difference is shown in (\d+)")
     )
-    (total,) = re.findall(r"Of (\d+) metrics that could be tested", text)
+    (total,) = re.findall(r"Of (\d+) metrics here that could be tested", text)
     assert better + worse + rest == int(total)
     assert worse > 0
+
+
+@pytest.mark.parametrize("make", [pair, seeded, crowd, troubled])
+def test_verdicts_tables_and_the_terminal_mark_the_same_metrics(make: Callable[[], Comparison]) -> None:
+    """Those with an interval, of which the note below says how sure it is."""
+    comparison, text = make(), Page(source(make)).text
+    tested = {v.metric for v in comparison.verdicts if v.interval is not None}
+    terminal = format_report(comparison, 200)
+    assert tested & set(comparison.family.primary)
+    for name in comparison.family.primary:
+        marked = f"{METRICS[name].label} *"
+        assert (marked in text) == (marked in terminal) == (name in tested), name
+
+
+def test_what_is_not_tested_is_listed_with_its_reason() -> None:
+    verdicts = Page(source(pair)).text.partition("What became of the requests")[0]
+    _, _, untested = verdicts.partition("Not tested It differs")
+    assert "one number of one run, or better neither way" in untested
+    for verdict in pair().verdicts:
+        if METRICS[verdict.metric] in shown_metrics() and verdict.words == NOT_TESTED:
+            assert METRICS[verdict.metric].label in untested
+
+
+@pytest.mark.parametrize("make", [pair, simulated, troubled])
+def test_arms_differ_in_the_same_on_a_terminal_and_in_the_report(make: Callable[[], Comparison]) -> None:
+    comparison = make()
+    table = differing_table(arms_of(comparison))
+    lines = [line.split() for line in format_report(comparison, 300).partition("arms differ in")[2].splitlines()]
+    assert (table is not None) == ("arms differ in" in format_report(comparison, 300))
+    if table is not None:
+        assert [" ".join(row).split() for row in table.rows] == lines[1 : 1 + len(table.rows)]
+        assert not lines[1 + len(table.rows)]
+
+
+def test_arms_of_several_backends_are_told_apart() -> None:
+    a, b = arm("a"), replace(arm("b"), backend="cpu:small", virtual_time=False)
+    text = Page(render_report(compare([a, b]))).text
+    assert f"a: {a.backend}; b: cpu:small, real time" in text
+
+
+def test_classes_of_requests_have_a_table() -> None:
+    record = arm("a")
+    record.requests = [replace(r, slo_class="chat" if i % 2 else "code") for i, r in enumerate(record.requests)]
+    text = Page(render_report(compare([record]))).text
+    assert "Classes of requests of a Class Requests Attained (%) Mean TTFT (ms) P99 TTFT (ms)" in text
+    assert re.search(r" chat \d+ ", text)
 
 
 def test_alike_arms_are_called_alike() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from batchwright.lab import shown
-from batchwright.lab.compare import PRIMARY_MARK, Comparison
+from batchwright.lab.compare import Comparison
 from batchwright.lab.metrics import Metric
 from batchwright.lab.verdict import Verdict
 
@@ -15,11 +15,6 @@ def shown_metrics(comparison: Comparison) -> list[Metric]:
     summaries = comparison.summaries.values()
     metrics = shown.shown_metrics(comparison.metrics.metrics)
     return [metric for metric in metrics if any(summary.get(metric.name) is not None for summary in summaries)]
-
-
-def label_of(metric: Metric, comparison: Comparison) -> str:
-    """A metric's label, marked where it is one of the primary ones."""
-    return f"{metric.label} {PRIMARY_MARK}" if metric.name in comparison.family.primary else metric.label
 
 
 def verdicts_of(comparison: Comparison) -> Mapping[tuple[str, str], Verdict]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from batchwright.lab.compare import Comparison
 from batchwright.lab.figures.arms import Arm, arms_of
-from batchwright.lab.figures.shown import label_of, shown_metrics, verdicts_of
+from batchwright.lab.figures.shown import shown_metrics, verdicts_of
 from batchwright.lab.metrics import Metric
 from batchwright.lab.verdict import BETTER, NO_DIFFERENCE, NOT_SHOWN, NOT_TESTED, WORSE, Verdict
 from batchwright.lab.wording import number, size
@@ -36,7 +36,7 @@ class Findings:
     Attributes:
         arm: which.
         better, worse, not_shown: metrics with an interval, by verdict.
-        untested: one number a run, which differs, without an interval.
+        untested: those that differ, and have no interval.
         same: labels of metrics that are the same in every request.
     """
 
@@ -49,15 +49,15 @@ class Findings:
 
     @property
     def headline(self) -> str:
-        """How many metrics say what."""
+        """How many of these metrics say what."""
         num = len(self.better) + len(self.worse) + len(self.not_shown)
         if not num:
             return "No metric could be tested: see what the load could show."
         if not self.better and not self.worse:
-            return f"No difference is shown in any of {_metrics(num)} that could be tested."
+            return f"No difference is shown in any of {_metrics(num)} here that could be tested."
         said = [f"{word} in {len(found)}" for word, found in (("better", self.better), ("worse", self.worse)) if found]
         rest = f"; no difference is shown in {len(self.not_shown)}" if self.not_shown else ""
-        return f"Of {_metrics(num)} that could be tested, it is {' and '.join(said)}{rest}."
+        return f"Of {_metrics(num)} here that could be tested, it is {' and '.join(said)}{rest}."
 
 
 def findings_of(comparison: Comparison) -> list[Findings]:
@@ -65,7 +65,7 @@ def findings_of(comparison: Comparison) -> list[Findings]:
     verdicts, metrics = verdicts_of(comparison), shown_metrics(comparison)
     found: list[Findings] = []
     for arm in arms_of(comparison)[1:]:
-        own = [(m, label_of(m, comparison), v) for m in metrics if (v := verdicts.get((arm.name, m.name))) is not None]
+        own = [(m, comparison.label(m), v) for m in metrics if (v := verdicts.get((arm.name, m.name))) is not None]
         found.append(_findings(arm, own))
     return found
 

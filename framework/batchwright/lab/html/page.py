@@ -19,6 +19,7 @@ from batchwright.lab.html.findings import findings_of
 from batchwright.lab.html.load_facts import load_facts, objectives
 from batchwright.lab.html.tables import (
     Table,
+    classes_tables,
     differing_table,
     events_table,
     mapping_table,
@@ -28,6 +29,7 @@ from batchwright.lab.html.tables import (
     replicas_tables,
     settings_table,
 )
+from batchwright.lab.settings import backend_in_words
 from batchwright.version import __version__
 
 
@@ -50,7 +52,7 @@ def render_report(
         title=_title(arms),
         arms=arms,
         seeds=[run.seed for run in arms[0].runs],
-        backend=_backend(arms),
+        backend=backend_in_words([arm.first for arm in arms]),
         objectives=objectives(arms[0].first),
         findings=findings_of(comparison),
         note=comparison.method if comparison.verdicts else "",
@@ -60,7 +62,7 @@ def render_report(
         figures=[drawing(plot) for plot in plots if plot.name != DIFFERENCES],
         metrics=metrics_table(comparison),
         docs=metric_docs(comparison),
-        replicas=list(replicas_tables(comparison)),
+        parts=[*classes_tables(comparison), *replicas_tables(comparison)],
         differing=differing_table(arms),
         settings=settings_table(arms),
         facts=dict(load_facts(arms[0].first)),
@@ -102,11 +104,6 @@ def _title(arms: Sequence[Arm]) -> str:
     if len(names) == 1:
         return names[0]
     return f"{', '.join(names[1:-1] + names[-1:])} against {names[0]}"
-
-
-def _backend(arms: Sequence[Arm]) -> str:
-    said = {arm.first.backend + ("" if arm.first.virtual_time else ", real time") for arm in arms}
-    return "; ".join(sorted(said))
 
 
 def drawing(plot: Plot) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import Any
 
 from batchwright.lab.compare import Comparison
 from batchwright.lab.figures.arms import Arm, arms_of
-from batchwright.lab.figures.shown import label_of, verdicts_of
+from batchwright.lab.figures.shown import verdicts_of
 from batchwright.lab.metrics import METRICS
-from batchwright.lab.report import LIMITS, OF_REPLICAS
-from batchwright.lab.settings import differing_settings, flatten
+from batchwright.lab.report import LIMITS, OF_CLASSES, OF_REPLICAS
+from batchwright.lab.settings import differences_in_words, flatten, value_in_words
 from batchwright.lab.window import measured
 from batchwright.lab.wording import NONE, number, size
 
@@ -48,7 +47,7 @@ def metrics_table(comparison: Comparison) -> Table:
         values = [comparison.summaries[arm.name].get(name) for arm in arms]
         if all(value is None for value in values):
             continue
-        row = [label_of(metric, comparison), *(number(metric, value) for value in values)]
+        row = [comparison.label(metric), *(number(metric, value) for value in values)]
         for arm in arms[1:]:
             verdict = verdicts.get((arm.name, name))
             said = f"{size(metric, verdict)} {verdict.words}".strip() if verdict is not None else NONE
@@ -81,10 +80,10 @@ def outcome_table(comparison: Comparison) -> Table:
 
 def differing_table(arms: Sequence[Arm]) -> Table | None:
     """Settings in which arms differ; None where they differ in none."""
-    differing = differing_settings([arm.first for arm in arms])
+    differing = differences_in_words([arm.first for arm in arms])
     if not differing:
         return None
-    rows = [[name, *(_value(value) for value in values)] for name, values in differing.items()]
+    rows = [[name, *values] for name, values in differing.items()]
     head = ["Setting", *(f"{arm.look.letter} {arm.name}" for arm in arms)]
     return Table("Settings in which arms differ", head, rows, numeric=False)
 
@@ -96,17 +95,27 @@ def settings_table(arms: Sequence[Arm]) -> Table:
         for arm in arms
     ]
     names = dict.fromkeys(name for settings in flat for name in settings)
-    rows = [[name, *(_value(settings.get(name)) for settings in flat)] for name in names]
+    rows = [[name, *(value_in_words(settings.get(name)) for settings in flat)] for name in names]
     head = ["Setting", *(f"{arm.look.letter} {arm.name}" for arm in arms)]
     return Table("All settings", head, rows, numeric=False)
 
 
 IN_STEPS = {
-    "Mean batch size": METRICS["mean_batch_size"],
+    "Mean batch size (requests)": METRICS["mean_batch_size"],
     "Mean tokens a step": METRICS["mean_step_tokens"],
     "KV use, mean (%)": METRICS["kv_use_mean"],
 }
 """Columns of a table of replicas that a terminal has no room for."""
+
+
+def classes_tables(comparison: Comparison) -> Iterator[Table]:
+    """Of each arm whose requests are of several classes, a row for each."""
+    for arm, classes in comparison.classes.items():
+        rows = [
+            [name, *(number(metric, summary[metric.name]) for metric in OF_CLASSES.values())]
+            for name, summary in classes.items()
+        ]
+        yield Table(f"Classes of requests of {arm}", ["Class", *OF_CLASSES], rows)
 
 
 def replicas_tables(comparison: Comparison) -> Iterator[Table]:
@@ -128,7 +137,7 @@ def events_table(arms: Sequence[Arm]) -> Table | None:
             for kind, count in Counter(str(event.get("kind", "?")) for event in run.events).items():
                 first = next(event for event in run.events if str(event.get("kind", "?")) == kind)
                 rest = {name: value for name, value in first.items() if name != "kind"}
-                rows.append([f"{arm.look.letter} {arm.name}", str(run.seed), kind, f"{count:,}", _value(rest)])
+                rows.append([f"{arm.look.letter} {arm.name}", str(run.seed), kind, f"{count:,}", value_in_words(rest)])
     if not rows:
         return None
     return Table("Events", ["Arm", "Seed", "Kind", "Times", "The first one"], rows, numeric=False)
@@ -136,7 +145,9 @@ def events_table(arms: Sequence[Arm]) -> Table | None:
 
 def mapping_table(caption: str, values: Mapping[str, Any], names: tuple[str, str] = ("Name", "Value")) -> Table:
     """Nested values under dotted names."""
-    return Table(caption, names, [[name, _value(value)] for name, value in flatten(values).items()], numeric=False)
+    return Table(
+        caption, names, [[name, value_in_words(value)] for name, value in flatten(values).items()], numeric=False
+    )
 
 
 def metric_docs(comparison: Comparison) -> list[tuple[str, str]]:
@@ -146,13 +157,3 @@ def metric_docs(comparison: Comparison) -> list[tuple[str, str]]:
         if metric.doc:
             labels.setdefault(metric.doc, []).append(metric.label)
     return [(", ".join(found), doc) for doc, found in labels.items()]
-
-
-def _value(value: Any) -> str:
-    if value is None or value == "":
-        return "none"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
-        return ", ".join(map(str, value)) or "none"
-    return json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
