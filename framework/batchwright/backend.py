@@ -329,6 +329,8 @@ class BackendEntry:
         run_arm: of what brings an engine of its own, such as vLLM: runs an arm of the lab, and gives its record, from
             a config, a workload and the options of :func:`~batchwright.lab.run_arm`. ``create`` then says that there is
             nothing to drive. None: Batchwright's engine drives what ``create`` makes.
+        packages: that it computes with, by the names they are imported by: what a run gives depends on their releases,
+            so ``--resume`` makes it anew after an upgrade.
     """
 
     create: Callable[[BackendSettings], Backend]
@@ -338,3 +340,4 @@ class BackendEntry:
     virtual_time: bool = False
     calibrate: Callable[[CalibrationSettings], CalibrationReport] | None = None
     run_arm: Callable[[EngineConfig, Workload, Mapping[str, Any]], RunRecord] | None = None
+    packages: tuple[str, ...] = ()

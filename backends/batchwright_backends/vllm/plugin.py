@@ -49,5 +49,6 @@ def register_backends() -> Mapping[str, BackendEntry]:
             syntax="vllm:MODEL",
             available=missing_vllm,
             run_arm=_run_arm,
+            packages=("vllm", "torch", "transformers"),
         )
     }

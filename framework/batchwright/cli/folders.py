@@ -73,7 +73,7 @@ def open_saved(
         raise ConfigError("--resume goes on with the experiment in the folder, and --overwrite replaces it: give one")
     from batchwright.lab.files import Folder
 
-    saved = SavedRuns(Folder(files.out), resume=files.resume)
+    saved = SavedRuns(Folder(files.out), resume=files.resume, tell=lambda line: print(line, file=sys.stderr))
     manifest = _manifest(design, arms, workload, seeds, saved.plan(tasks), options, details)
     distributions = [plugin.distribution for plugin in arms[0].plugins.plugins.values()]
     saved.folder.write_experiment(manifest, overwrite=files.overwrite, distributions=distributions)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from batchwright.errors import WorkloadError
 from batchwright.lab.executors.installed import Installed
 from batchwright.lab.files.folder import Folder
-from batchwright.lab.files.keys import task_key
+from batchwright.lab.files.keys import plugins_of, task_key
 from batchwright.lab.files.manifest import run_labels
+from batchwright.lab.files.releases import differing_releases, releases_of
 
 if TYPE_CHECKING:
     from batchwright.lab.executors.task import Task
@@ -22,17 +23,20 @@ class SavedRuns:
     Args:
         folder: of the experiment.
         resume: take runs that are there, and whole, and made from the very same things, instead of making them again.
+        tell: told in a sentence, once, of each upgrade for which runs that are there are made again.
 
     Attributes:
         num_found: runs that were taken from the folder.
     """
 
-    def __init__(self, folder: Folder, *, resume: bool = False) -> None:
+    def __init__(self, folder: Folder, *, resume: bool = False, tell: Callable[[str], None] | None = None) -> None:
         self.folder = folder
         self.resume = resume
         self.num_found = 0
         self._labels: dict[tuple[str, ...], str] = {}
         self._installed = Installed()
+        self._tell = tell
+        self._told: set[str] = set()
 
     def plan(self, tasks: Sequence[Task]) -> list[str]:
         """Labels of further tasks; a task that was planned before keeps its own."""
@@ -50,9 +54,13 @@ class SavedRuns:
         if not self.resume:
             return None
         try:
-            if self.folder.key(self.label(task)) != task_key(task, self._installed):
+            label = self.label(task)
+            if self.folder.key(label) != task_key(task, self._installed):
                 return None
-            run = self.folder.read_run(self.label(task))
+            if differing := differing_releases(self.folder.releases(label), self._releases(task)):
+                self._say(f"{self.folder.path}: runs are made again, since they were made with others: {differing}")
+                return None
+            run = self.folder.read_run(label)
         except WorkloadError:
             return None
         self.num_found += 1
@@ -65,7 +73,16 @@ class SavedRuns:
             OSError: it cannot be written.
         """
         whole = run.stopped != "interrupted"
-        self.folder.write_run(self.label(task), run, key=task_key(task, self._installed) if whole else None)
+        key = task_key(task, self._installed) if whole else None
+        self.folder.write_run(self.label(task), run, key=key, releases=self._releases(task))
+
+    def _releases(self, task: Task) -> dict[str, str]:
+        return releases_of(task.config, plugins_of(task, self._installed))
+
+    def _say(self, sentence: str) -> None:
+        if self._tell is not None and sentence not in self._told:
+            self._told.add(sentence)
+            self._tell(sentence)
 
 
 def run_parts(task: Task) -> tuple[str, ...]:

@@ -261,6 +261,17 @@ def test_a_study_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
         search(trials=2, seeds=2, study=tmp_path / "study.journal")
 
 
+def test_a_study_whose_trials_other_releases_made_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = tmp_path / "study.journal"
+    monkeypatch.setattr("batchwright.lab.designs.tune.releases_of", lambda *_: {"torch": "2.12.0"})
+    search(trials=2, study=study)
+    monkeypatch.setattr("batchwright.lab.designs.tune.releases_of", lambda *_: {"torch": "2.13.0"})
+    with pytest.raises(ConfigError, match=r"trials were made with others: torch 2\.12\.0, and here 2\.13\.0; go on"):
+        search(trials=3, study=study)
+
+
 def test_progress_counts_all_runs() -> None:
     told: list[tuple[str, int, int]] = []
     search(trials=5, progress=lambda *a: told.append(a))

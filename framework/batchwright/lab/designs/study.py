@@ -10,6 +10,7 @@ from typing import Any
 
 from batchwright.errors import ConfigError
 from batchwright.lab.designs.space import Space, Value
+from batchwright.lab.files.releases import differing_releases
 
 STUDY = "study.journal"
 """Name of a study's file in the folder of an experiment."""
@@ -56,6 +57,12 @@ class Study:
             self._study.set_user_attr(_ABOUT, dict(about))
         elif there != dict(about):
             different = [name for name in about if there.get(name) != about[name]]
+            if different == ["releases"]:
+                said = differing_releases(there.get("releases") or {}, about["releases"])
+                raise ConfigError(
+                    f"{path} holds a study whose trials were made with others: {said}; go on with those, or name "
+                    "another folder, or begin anew with --overwrite"
+                )
             raise ConfigError(
                 f"{path} holds a study of something else ({', '.join(different)} differ): name another folder"
             )

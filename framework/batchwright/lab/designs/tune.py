@@ -19,13 +19,15 @@ from batchwright.lab.designs.tune_plan import HELD_OUT, TunePlan
 from batchwright.lab.designs.tuner import Tuner
 from batchwright.lab.designs.tuning import Tuning, best_of
 from batchwright.lab.executors import Executor, choose_executor
-from batchwright.lab.files.keys import fingerprint
+from batchwright.lab.files.keys import fingerprint, sources_of
+from batchwright.lab.files.releases import releases_of
 from batchwright.lab.plugin_metrics import BUILT_IN, MetricSet
 from batchwright.lab.repetition import seeds_of
 from batchwright.lab.runner import Progress
 from batchwright.lab.saved_runs import SavedRuns
 from batchwright.lab.window import Window
 from batchwright.lab.workload import Workload
+from batchwright.plugins import Plugins, load_plugins
 
 
 def tune(
@@ -129,9 +131,13 @@ def run_tune(
     """
     ((arm, config),) = setup.configs.items()
     given = _given(setup, arm, plan.spaces)
+    given_plugins = setup.local.get(arm, {}).get("installed")
+    plugins = given_plugins if isinstance(given_plugins, Plugins) else load_plugins(config.no_plugins)
     about = {
         "arm": fingerprint(config.model_dump(mode="json", exclude_unset=True)),
         "workload": setup.workload.hash,
+        "sources": fingerprint(sorted(sources_of(config, plugins))),
+        "releases": releases_of(config, plugins),
         **plan.about(),
     }
     kept = Study(plan.spaces, maximize=plan.goal.better == "higher", seed=plan.seed, path=study, about=about)

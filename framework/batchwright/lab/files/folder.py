@@ -3,7 +3,7 @@
 ::
 
     DIR/experiment.json                 the experiment: command, arms, workload, environment
-    DIR/runs/<label>/run.json           one run: settings, limits, events, and a key of what made it
+    DIR/runs/<label>/run.json           one run: settings, limits, events, a key of what made it, and releases
     DIR/runs/<label>/requests.parquet   a row a request
     DIR/runs/<label>/steps.parquet      a row a step
     DIR/summary.json                    metrics and verdicts
@@ -151,13 +151,21 @@ class Folder:
         path = self._place(label) / _RUN
         return _read_json(path)["key"] if path.is_file() else None
 
-    def write_run(self, label: str, run: RunRecord, *, key: str | None = None) -> None:
+    def releases(self, label: str) -> dict[str, str]:
+        """With which releases a run was made; empty: it is not there, or they were not given."""
+        path = self._place(label) / _RUN
+        return dict(_read_json(path).get("releases") or {}) if path.is_file() else {}
+
+    def write_run(
+        self, label: str, run: RunRecord, *, key: str | None = None, releases: Mapping[str, str] | None = None
+    ) -> None:
         """Write the record of one run; one of the same label is replaced.
 
         Args:
             label: its name here: see :func:`~batchwright.lab.files.manifest.run_labels`.
             run: its record.
             key: of what made it: see :func:`~batchwright.lab.files.keys.task_key`.
+            releases: with which it was made: see :func:`~batchwright.lab.files.releases.releases_of`.
 
         Raises:
             WorkloadError: the record's parts do not go together.
@@ -171,7 +179,12 @@ class Folder:
         write_steps(place / _STEPS, run)
         plain = [f.name for f in fields(RunRecord) if f.name not in (*_IN_TABLES, *_NOT_WRITTEN)]
         values = {name: getattr(run, name) for name in plain}
-        head = {"folder_version": FOLDER_VERSION, "record_version": run.version, "key": key}
+        head = {
+            "folder_version": FOLDER_VERSION,
+            "record_version": run.version,
+            "key": key,
+            "releases": dict(releases or {}),
+        }
         _write_json(place / _RUN, {**head, **values, "limits": asdict(run.limits)})
 
     def read_run(self, label: str) -> RunRecord:
@@ -186,6 +199,7 @@ class Folder:
             raise WorkloadError(f"{self.path} has no run {label!r}; {did_you_mean(label, self.labels())}")
         values = _read_json(place / _RUN)
         del values["folder_version"], values["key"]
+        values.pop("releases", None)
         version = values.pop("record_version")
         if version != RECORD_VERSION:
             raise WorkloadError(

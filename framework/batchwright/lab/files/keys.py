@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from batchwright.config import EngineConfig
 from batchwright.lab.executors.installed import Installed
 from batchwright.lab.executors.task import Task
 from batchwright.plugins import Plugins
 from batchwright.resolve import resolve_policy, resolve_predictor, resolve_router
-from batchwright.version import RECORD_VERSION, __version__
+from batchwright.version import RECORD_VERSION
 
 
 def fingerprint(value: Any) -> str:
@@ -25,9 +26,9 @@ def fingerprint(value: Any) -> str:
 def task_key(task: Task, installed: Installed | None = None) -> str:
     """16 hex digits over all that decides what a run gives.
 
-    Arm, config, workload, seed and options, the release, and the source of the policies, predictors and routers that
-    take part, so that a policy that was edited is run again. Where progress is told, and objects of this process
-    (observers), are not in it.
+    Arm, config, workload, seed and options, and the source of the policies, predictors and routers that take part, so
+    that a policy that was edited is run again. Where progress is told, and objects of this process (observers), are
+    not in it; nor are releases, which :mod:`~batchwright.lab.files.releases` has by name.
 
     Args:
         task: of the run.
@@ -37,11 +38,9 @@ def task_key(task: Task, installed: Installed | None = None) -> str:
         ConfigError, PluginError: the config names something that there is not.
     """
     config = task.config
-    given = task.local.get("installed")
-    plugins = given if isinstance(given, Plugins) else (installed or Installed()).without(config.no_plugins)
+    plugins = plugins_of(task, installed)
     return fingerprint(
         {
-            "release": __version__,
             "record_version": RECORD_VERSION,
             "arm": task.arm,
             # Of what is unset policies have defaults of their own: unset is not the same as set to the default.
@@ -49,14 +48,23 @@ def task_key(task: Task, installed: Installed | None = None) -> str:
             "workload": task.workload.hash,
             "seed": task.seed,
             "options": {name: value for name, value in task.options.items() if name != "progress"},
-            "sources": sorted(_sources(task, plugins)),
+            "sources": sorted(sources_of(config, plugins)),
         }
     )
 
 
-def _sources(task: Task, plugins: Plugins) -> Iterator[tuple[str, str]]:
+def plugins_of(task: Task, installed: Installed | None = None) -> Plugins:
+    """The plugins that a task's run has: those that it was given, else those of this process.
+
+    Raises:
+        ConfigError, PluginError: they cannot be loaded.
+    """
+    given = task.local.get("installed")
+    return given if isinstance(given, Plugins) else (installed or Installed()).without(task.config.no_plugins)
+
+
+def sources_of(config: EngineConfig, plugins: Plugins) -> Iterator[tuple[str, str]]:
     """Class and digest of the file that it is in, of all that decides beside the core."""
-    config = task.config
     deciding: list[object] = [part.policy for part in resolve_policy(config.policy, plugins).parts.values()]
     predictor = resolve_predictor(config.predict, plugins)
     if predictor is not None:
