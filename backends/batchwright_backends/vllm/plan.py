@@ -185,9 +185,9 @@ class Plan:
         if num and (not is_new or self._has_seat(guest)) and self._has_room(guest, num, is_new=is_new):
             self._pool.take(guest, guest.num_computed + num)
             if is_new:
+                self._new.add(guest)  # first: what is in it is undone, wherever a policy is ended
                 guest._state = RESIDENT
                 self._admitted.add(guest)
-                self._new.add(guest)
                 step.num_residents += 1
             self._pending[guest] = guest.num_pending
             self.counts[guest] = guest.num_scheduled = num
@@ -264,9 +264,9 @@ class Plan:
             step.batch = [other for other in step.batch if other is not victim]
         step.free_blocks += self._pool.given_back(victim)
         step.num_residents -= 1
+        self.victims.append(victim)
         victim._state = PREEMPTED
         self._admitted.discard(victim)
-        self.victims.append(victim)
         step.preempted.append(victim)
         return victim is not guest
 
