@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -187,6 +188,27 @@ def test_several_tokens_a_chunk_by_a_running_count() -> None:
     assert list(found.times_ns) == [10, 20, 20, 20, 40, 40]
     assert list(found.chunk_times_ns) == [10, 20, 40]
     assert found.num_several == 2 and not found.is_spread and found.says_chunks
+
+
+def test_a_chunk_costs_the_same_however_many_came_before() -> None:
+    """What is done with it while others wait would be in their latencies."""
+    found, lines = Answer(600), [0]
+
+    def count(*_: Any) -> Any:
+        lines[-1] += 1
+        return count
+
+    before = sys.gettrace()
+    for num in range(1, 601):
+        event = chunk("x", usage={"completion_tokens": num})
+        sys.settrace(count)
+        try:
+            found.feed(event, num)
+            assert found.num_tokens == num
+        finally:
+            sys.settrace(before)
+        lines.append(0)
+    assert lines[599] <= lines[9] + 5
 
 
 def test_several_tokens_a_chunk_by_their_ids() -> None:

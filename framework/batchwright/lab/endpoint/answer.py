@@ -37,6 +37,7 @@ class Answer:
         self._most = most
         self._events = EventParser()
         self._counts: list[int | None] = []
+        self._known = 0  # tokens in all of them, one where nobody knows
         self._num_said: int | None = None
         self._text: list[str] = []
         self.error: str | None = None
@@ -52,7 +53,7 @@ class Answer:
     @property
     def num_tokens(self) -> int:
         """Output tokens so far; after ``finish``, all."""
-        return len(self.times_ns) or self._known()
+        return len(self.times_ns) or self._known
 
     @property
     def text(self) -> str:
@@ -103,7 +104,7 @@ class Answer:
         token_ids = choice.get("token_ids")
         if isinstance(total, int):
             self.says_chunks = True
-            count: int | None = total - self._known()
+            count: int | None = total - self._known
         elif isinstance(token_ids, list):
             self.says_chunks = True
             count = len(token_ids)
@@ -113,6 +114,7 @@ class Answer:
             count = None if text or ("text" in choice and reason is None) else 0
         if count is None or count > 0:
             self._counts.append(count)
+            self._known += 1 if count is None else count
             self.chunk_times_ns.append(now_ns)
 
     def _count(self, usage: Mapping[str, Any]) -> None:
@@ -129,12 +131,9 @@ class Answer:
         """Chunks that held more than one token, as far as that is known."""
         return sum(count is not None and count > 1 for count in self._counts)
 
-    def _known(self) -> int:
-        return sum(1 if count is None else count for count in self._counts)
-
     def _spread(self) -> None:
         """A time for each token."""
-        chunks, known = self.chunk_times_ns, self._known()
+        chunks, known = self.chunk_times_ns, self._known
         total = known
         if self._num_said is not None and self.finish_reason is not None:
             total = max(self._num_said, 0)
