@@ -37,9 +37,9 @@ class StallFree(Policy):
     newcomer takes the blocks of its whole present length, nobody overtakes one that does not fit, and when a decode
     lacks a block the newest resident outside the batch is evicted.
 
-    Where there are more decodes than ``chunk_size`` or the token budget, those admitted first run and the others wait
-    for them: keep both above ``max_num_seqs``. As in its source ``max_num_seqs`` bounds the residents as well, by
-    default. A step costs O(residents it schedules), whatever waits.
+    Of decodes that outnumber ``chunk_size``, which a live swap can bring, all run, and prompts go on when fewer are
+    left. As in its source ``max_num_seqs`` bounds the residents as well, by default. A step costs O(residents it
+    schedules), whatever waits.
     """
 
     Params = StallFreeParams
@@ -61,14 +61,13 @@ class StallFree(Policy):
             "max_num_seqs bounds the running requests": "defaults",
         },
         deviations=(
-            "decodes beyond chunk_size wait; there all of them run, however many",
             "residents go by admission; there by arrival, so whoever was preempted is before who came after it again",
             "a decode that lacks a block preempts any prompt that goes on; there one that came after it, else itself",
             "no chunk that shrinks as a prompt goes on (enable_dynamic_chunking_schedule), no pipeline stages",
             "prompts share cached prefixes",
         ),
         evidence={
-            "property tested": "a decode never waits for a prompt, and no step has more tokens than the chunk",
+            "property tested": "a decode never waits for a prompt, and no step with a prompt is above the chunk",
             "from the paper only": "its order of requests: from the source's text, no decisions of it were recorded",
         },
     )
@@ -80,8 +79,7 @@ class StallFree(Policy):
     @hookimpl
     def admission(self, step: Step) -> Iterator[Request | Sequence[Request]]:
         """Decodes, then prompts that go on, then waiting ones up to the first that does not fit."""
-        most = self.params.chunk_size
-        yield step.decodes if len(step.decodes) <= most else step.decodes[:most]
+        yield step.decodes
         for request in step.prefilling:
             if not self._left(step):
                 return

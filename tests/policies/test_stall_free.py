@@ -104,6 +104,19 @@ def test_decodes_that_fill_the_chunk_stop_a_cut_prompt():
     assert step(scheduler) == [("c", 2)]
 
 
+def test_decodes_that_outnumber_the_chunk_all_run_and_prompts_wait():
+    """As in its source, and as it declares: after a swap to a smaller chunk no decode is left out."""
+    scheduler = make(20)
+    for name in "abcd":
+        add(scheduler, name, 2, max_tokens=4)
+    add(scheduler, "e", 40)
+    assert step(scheduler) == [("a", 2), ("b", 2), ("c", 2), ("d", 2), ("e", 12)]
+    scheduler.swap_policy(StallFree(chunk_size=3))
+    for _ in range(3):
+        assert step(scheduler) == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+    assert step(scheduler) == [("e", 3)]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_step_exceeds_the_chunk_and_no_decode_waits(seed):
     rng = random.Random(seed)

@@ -168,6 +168,21 @@ def test_hidden_lengths_are_not_reached_by_chance() -> None:
     assert (outcome.status, outcome.detail.partition(": ")[2]) == ("unreached", "deterministic")
 
 
+def test_a_policy_that_leaves_decodes_out_after_a_live_swap_only_is_caught() -> None:
+    """Alone it never has more decodes than its chunk; others bring it more."""
+
+    class Few(load_plugins().policies["stall_free"]):  # type: ignore[misc]
+        stationary = steady = True
+
+        @hookimpl
+        def admission(self, step: Any) -> Any:
+            for place, offer in enumerate(super().admission(step)):
+                yield offer if place else offer[: self.params.chunk_size]
+
+    report = run_checks(lambda: Few(chunk_size=2), checks=["steady"])
+    assert bad(report) == ["steady"] and "-swaps, step " in str(report)
+
+
 def test_a_fault_of_a_plugin_is_caught() -> None:
     class Muddles:
         @hookimpl(wrapper=True)

@@ -37,9 +37,9 @@ def stationary(kit: Kit) -> None:
     if not kit.subject.make().stationary:
         raise Skipped("it does not declare stationary = True")
     compared = 0
-    for run in (*kit.steady, *kit.roomy, *kit.tight):
+    for run in (*kit.steady, *kit.roomy, *kit.tight, *kit.swaps):
         for before, now in zip(run.decisions, run.decisions[1:], strict=False):
-            if not now.is_steady:
+            if not (now.is_steady and now.is_own):
                 continue
             compared += 1
             if before.choice != now.choice:
@@ -51,8 +51,8 @@ def stationary(kit: Kit) -> None:
                 )
     need_runs(kit, (*kit.steady, *kit.roomy, *kit.tight))
     need_steps(compared, "none was like the one before")
-    for run in kit.steady:
-        repeated = kit.run(run.scenario, repeats=True)
+    for run in (*kit.steady, *kit.swaps):
+        repeated = kit.run(run.scenario, repeats=True, swaps=run.options.swaps)
         same(
             "the same decisions when it is not asked while nothing changes, nor while nobody waits and no prompt is "
             "under way, and not told of each step (usual causes: step_started counts steps; it leaves a decode out "
@@ -68,9 +68,9 @@ def steady(kit: Kit) -> None:
     if not kit.subject.make().steady:
         raise Skipped("it does not declare steady = True")
     seen = 0
-    for run in (*kit.steady, *kit.roomy, *kit.tight):
+    for run in (*kit.steady, *kit.roomy, *kit.tight, *kit.swaps):
         for one in run.decisions:
-            if one.left_out:
+            if one.left_out and one.is_own:
                 raise Failed(
                     "expected all decodes to run, since steady is True, no prompt is under way, and nobody waits or "
                     f"all seats are taken; left out {', '.join(one.left_out)}, {one.describe()}",

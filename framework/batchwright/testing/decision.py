@@ -22,6 +22,7 @@ class Decision:
         num_waiting: before the step.
         left_out: decodes that did not run, where no prompt was under way, nobody could come in and there was room for
             all of them; None: it was another kind of step.
+        is_own: of the policy that is checked; in runs with swaps others decide as well.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Decision:
     num_touched: int
     num_waiting: int
     left_out: tuple[str, ...] | None = None
+    is_own: bool = True
 
     @property
     def choice(self) -> tuple[Any, ...]:

@@ -62,6 +62,8 @@ class Run:
         self._now = 0
         self._is_changed = True
         self._last_alone = False  # the last batch was of decodes only
+        self._is_own = True  # the policy that is checked is in force
+        self._next_swap: int | None = None
         with global_chance(options.salt):
             self.policy = self._make_policy()
             self.scheduler = self._make_scheduler(self.policy)
@@ -138,8 +140,10 @@ class Run:
             scheduler.swap_policy(self.policy)
         while self._coming or scheduler.has_unfinished():
             if number in swaps:
-                scheduler.swap_policy(swaps.pop(number))
-                self._is_changed = True
+                swapped = swaps.pop(number)
+                scheduler.swap_policy(swapped)
+                self._is_changed, self._is_own = True, swapped is not self._default
+            self._next_swap = min(swaps, default=None)
             self._arrive(number)
             if self.options.aborts:
                 self._abort()
@@ -162,6 +166,7 @@ class Run:
         if not self.options.swaps:
             return {}
         first, default = self.policy, ActivePolicy.of(self.subject.make_default(), "default")
+        self._default: ActivePolicy = default
         second = self._make_policy()
         at, plan = 0, {0: default}
         for policy in (first, default, first, second):
@@ -198,7 +203,9 @@ class Run:
     def _leap(self, number: int) -> int:
         """Steps up to the next arrival, at once, where a policy that is stationary is not asked; how many they were."""
         scheduler = self.scheduler
-        most = self._coming[-1].arrives - number if self._coming else _LONGEST_LEAP
+        until = [self._coming[-1].arrives] if self._coming else []
+        until += [self._next_swap] if self._next_swap is not None else []
+        most = min(until) - number if until else _LONGEST_LEAP
         found = scheduler.look_ahead() if self.options.repeats and not self.options.aborts else None
         if found is None or most < 1:
             return 0
@@ -218,7 +225,17 @@ class Run:
         self.reasons.update((str(r.request_id), str(r.finish_reason)) for r in finished)
         num_waiting = len(scheduler.waiting)
         self.decisions += [
-            Decision(index, chosen, (), ended if index == first + taken - 1 else (), (), True, 0, num_waiting)
+            Decision(
+                index,
+                chosen,
+                (),
+                ended if index == first + taken - 1 else (),
+                (),
+                True,
+                0,
+                num_waiting,
+                is_own=self._is_own,
+            )
             for index in range(first, first + taken)
         ]
         return taken
@@ -254,7 +271,18 @@ class Run:
         here = {name for name, _ in rows}
         left_out = tuple(name for name in decodes if name not in here) if decodes else None
         self.decisions.append(
-            Decision(step.index, rows, preempted, finished, cut, is_steady, num_touched, num_waiting, left_out)
+            Decision(
+                step.index,
+                rows,
+                preempted,
+                finished,
+                cut,
+                is_steady,
+                num_touched,
+                num_waiting,
+                left_out,
+                is_own=self._is_own,
+            )
         )
         return 1
 
