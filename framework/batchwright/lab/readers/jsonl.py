@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ OPTIONAL = (
 )
 _MADE_UP = ("num_prompt_tokens", "prefix_ids", "prefix_block_size", "prefix_lengths")
 """What says how to make up a prompt, where a row brings none."""
+
+_OBJECTIVES = tuple(field.name for field in dataclass_fields(SLO))
+_SLO_FORM = 'an object such as {"ttft_s": 1.0, "tpot_s": 0.05}, in seconds'
 
 
 def understands(line: str) -> bool:
@@ -169,8 +173,10 @@ def _slo(fields: RowFields) -> SLO | None:
     value = fields.values.get("slo")
     if value is None:
         return None
-    if not isinstance(value, dict) or not value.keys() <= {"ttft_s", "tpot_s"}:
-        fields.fail(f"slo is {value!r}", 'an object such as {"ttft_s": 1.0, "tpot_s": 0.05}')
+    if not isinstance(value, dict):
+        fields.fail(f"slo is {value!r}", _SLO_FORM)
+    for name in sorted(value.keys() - set(_OBJECTIVES)):
+        fields.fail(f"slo has no objective {name!r} ({did_you_mean(name, _OBJECTIVES)})", _SLO_FORM)
     inner = RowFields(fields.path, fields.line, fields.row, {f"slo.{name}": v for name, v in value.items()})
     return SLO(
         ttft_s=inner.number_or_none("slo.ttft_s", 0, above=True),
