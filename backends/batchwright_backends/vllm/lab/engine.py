@@ -11,6 +11,7 @@ from typing import Any
 from batchwright.config import EngineConfig
 from batchwright.errors import BackendError, BatchwrightError, ConfigError, did_you_mean
 from batchwright.limits import Limits
+from batchwright_backends.vllm.lab.advice import advice
 from batchwright_backends.vllm.lab.options import VllmOptions
 from batchwright_backends.vllm.seats import NULL_BLOCKS
 from batchwright_backends.vllm.settings import SECTION
@@ -87,7 +88,7 @@ def start(config: EngineConfig, options: VllmOptions, limits: Limits) -> Started
 
     Raises:
         ConfigError: an argument is wrong, or the configuration cannot be carried.
-        BackendError: vLLM did not start; with its words.
+        BackendError: vLLM did not start; with its words, and what helps.
     """
     adapter, section = section_of(config, options)
     _set_environment(options)
@@ -128,9 +129,7 @@ def start(config: EngineConfig, options: VllmOptions, limits: Limits) -> Started
         raise
     except Exception as error:
         raise BackendError(
-            f"{config.backend}: vLLM {__version__} did not start: {type(error).__name__}: {error}; "
-            "VLLM_LOGGING_LEVEL=INFO in the environment shows its log; memory, dtype and block size are num_blocks, "
-            "backend_options.dtype and block_size"
+            f"{config.backend}: vLLM {__version__} did not start: {type(error).__name__}: {error}; {advice(error)}"
         ) from error
     core = engine.engine_core.engine_core
     cache, model = engine.vllm_config.cache_config, engine.model_config

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,6 +18,7 @@ from batchwright.lab.executors.processes import pack_error, unpack_error
 from batchwright.lab.interrupts import Interrupts
 from batchwright.lab.run_record import RunRecord
 from batchwright.lab.workload import Workload
+from batchwright_backends.vllm.lab.advice import advice, ended_by_itself
 from batchwright_backends.vllm.lab.options import check_config
 
 _OF_THIS_PROCESS = ("backend", "policy", "plugins", "on_engine")
@@ -86,8 +87,7 @@ def run_elsewhere(config: EngineConfig, workload: Workload, options: Mapping[str
     except (EOFError, ConnectionError):
         process.join(_GRACE_S)
         raise BackendError(
-            f"{config.backend}: vLLM's process ended by itself (exit code {process.exitcode}): for want of memory, "
-            "perhaps; VLLM_LOGGING_LEVEL=INFO in the environment shows its log"
+            f"{config.backend}: vLLM's process ended by itself: {ended_by_itself(process.exitcode)}"
         ) from None
     finally:
         connection.close()
@@ -118,8 +118,7 @@ def serve(connection: Connection) -> None:
     except (EOFError, OSError):
         return
     try:
-        from batchwright_backends.vllm.lab.run import run_here
-
+        run_here = load_run(config.backend)
         answer: tuple[str, Any] = "done", run_here(config, workload, options, _Reporter(connection))
     except Exception as error:
         answer = "failed", pack_error(error)
@@ -127,6 +126,21 @@ def serve(connection: Connection) -> None:
         connection.send(answer)
     except (OSError, ValueError):  # whoever asked is gone
         return
+
+
+def load_run(backend: str) -> Callable[..., RunRecord]:
+    """What runs an arm here: importing it imports vLLM.
+
+    Raises:
+        BackendError: it cannot be imported; with what helps.
+    """
+    try:
+        from batchwright_backends.vllm.lab.run import run_here
+    except Exception as error:  # of a library that it imports, anything
+        raise BackendError(
+            f"{backend}: vLLM cannot be imported: {type(error).__name__}: {error}; {advice(error)}"
+        ) from error
+    return run_here
 
 
 class _Reporter:
