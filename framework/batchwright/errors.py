@@ -159,7 +159,7 @@ def place_of(error: BaseException) -> str:
     return found
 
 
-_NOT_PLUGINS = ("batchwright", "pluggy")
+_NOT_PLUGINS = ("batchwright", "batchwright_backends", "pluggy")
 
 
 def _is_of_python(file: str) -> bool:

@@ -212,6 +212,21 @@ def test_absent_binary_and_row_less_files(write, tmp_path) -> None:
         load_workload(write(AZURE))
 
 
+def test_names_that_no_file_can_have_are_said_to_be_none() -> None:
+    """A specification with a slip in its first word, say."""
+    with pytest.raises(WorkloadError, match=r"cannot read .*: File name too long; a workload is one of"):
+        load_workload("syntetic:rate=4,n=100,prompt=lognormal(128,0.6),output=uniform(4,12)," * 5)
+
+
+def test_a_folder_that_cannot_be_read_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(WorkloadError, match=r"cannot read .*: No such file or directory; a workload is one of"):
+        load_workload(tmp_path / "trace.csv")
+
+
 def test_a_further_reader_is_asked_first(write) -> None:
     mine = Reader(
         "mine", lambda line: line.startswith("arrivals"), lambda path, first, lines: iter([WorkloadRow(1, 2, 3)])

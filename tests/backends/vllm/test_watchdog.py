@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchwright.errors import place_of
 from batchwright_backends.vllm.watchdog import PolicyTimeoutError, Watchdog, _Handlers
 
 
@@ -29,9 +30,10 @@ class Slow:
 def test_a_policy_that_takes_too_long_is_ended() -> None:
     policy = Slow()
     watchdog = Watchdog(0.02, [policy])
-    with pytest.raises(PolicyTimeoutError), watchdog:
+    with pytest.raises(PolicyTimeoutError) as caught, watchdog:
         policy.admission(60)
     assert watchdog.num_timeouts == 1
+    assert place_of(caught.value).startswith(" (test_watchdog.py, line ")  # where it was, and not who ended it
 
 
 def test_one_that_returns_in_time_is_not() -> None:

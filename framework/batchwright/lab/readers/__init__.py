@@ -119,7 +119,10 @@ class TraceFile:
     def _nearest(self) -> str:
         """Of a file that is not there: what stands in its folder under nearly this name, if anything does."""
         folder = self.path.parent
-        there = [one.name for one in folder.iterdir()] if folder.is_dir() and not self.path.exists() else []
+        try:
+            there = [one.name for one in folder.iterdir()] if folder.is_dir() and not self.path.exists() else []
+        except OSError:  # a folder that may not be read, or a name that none may have
+            there = []
         return did_you_mean(self.path.name, there) if get_close_matches(self.path.name, there) else ""
 
     def _understood(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os.path
 import zlib
 from array import array
 from collections import Counter
@@ -31,7 +32,7 @@ DESCRIPTION = f"a folder of traffic recorded inside vLLM (*{SUFFIX})"
 
 def is_recording(path: Path) -> bool:
     """Whether this is a folder, or a part of a recording."""
-    return path.is_dir() or path.name.endswith(SUFFIX)
+    return os.path.isdir(path) or path.name.endswith(SUFFIX)  # it raises of no name
 
 
 @dataclass(slots=True)
