@@ -3,7 +3,7 @@
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 ARGS ?=
 
 export HF_HUB_OFFLINE := 1
@@ -18,26 +18,30 @@ help:  ## this list
 $(VENV)/made:
 	@command -v "$(PYTHON)" >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "making $(VENV) with $(PYTHON)"
 	@# Some systems ship Python without venv; virtualenv does the same.
 	@"$(PYTHON)" -m venv $(VENV) 2>/dev/null || { "$(PYTHON)" -m pip install --quiet --user virtualenv && "$(PYTHON)" -m virtualenv --quiet $(VENV); }
 	@touch $@
 
 $(VENV)/run: $(VENV)/made pyproject.toml constraints.txt
-	@echo "setting up $(VENV): torch, transformers"
+	@echo "setting up $(VENV): torch, transformers (some hundred MB; a few minutes, once)"
 	@$(PIP) -e '.[torch]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run pyproject.toml constraints.txt
-	@echo "setting up $(VENV): tests and checks"
+	@echo "setting up $(VENV): tests and checks (a minute, once)"
 	@$(PIP) hatchling editables -e '.[torch,test,dev]'
 	@touch $@
 
 $(VENV)/docs: $(VENV)/dev
+	@echo "setting up $(VENV): documentation (a minute, once)"
 	@$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/model: $(VENV)/run
+	@echo "making the model smollm2-135m ready (93 MB, once)"
 	@$(BIN)/python -m batchwright_backends.torch.models smollm2-135m >/dev/null
+	@echo "compiling what the CPU backend computes with (half a minute, once)"
 	@# Ahead, so that no first run waits for the compiler; without one it says so and goes on.
 	@$(BIN)/python -m batchwright_backends.torch.native.build >/dev/null
 	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,12 @@ RUNS = "runs"
 
 ReportProgress = Callable[[str, int, int], None]
 """Told now and then: a label, how many are done, how many there are in all."""
+
+
+PROGRESS = "BATCHWRIGHT_PROGRESS"
+"""In the environment: ``lines`` prints progress where stderr is no terminal."""
+
+_PAUSE_S = 2.0
 
 
 def make_console(quiet: bool = False) -> Console:
@@ -73,11 +80,33 @@ def check_writable(path: Path | None, option: str) -> None:
         raise ConfigError(f"{option} {path}: it cannot be written; name another file")
 
 
+class _Lines:
+    """Progress as lines on stderr, a few seconds apart."""
+
+    def __init__(self, what: str) -> None:
+        """Says at once what begins."""
+        self._ended: set[str] = set()
+        self._say(f"{what} ...")
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        """As ``ReportProgress``: told when some time has passed, and when a label is done."""
+        has_ended = done >= total
+        if (has_ended and label not in self._ended) or (not has_ended and time.monotonic() >= self._next):
+            self._say(f"{label}: {done} of {total}")
+        if has_ended:
+            self._ended.add(label)
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        self._next = time.monotonic() + _PAUSE_S
+
+
 @contextmanager
 def show_progress(quiet: bool, what: str = "starting") -> Iterator[ReportProgress | None]:
-    """A progress bar on stderr for each label that reports; nothing where stderr is not a terminal.
+    """A progress bar on stderr for each label that reports; where stderr is not a terminal nothing, or lines.
 
     Where whole runs are counted, their bar stands first and stays, and those of single runs go when they are done.
+    With ``BATCHWRIGHT_PROGRESS=lines`` in the environment there is a line each two seconds where no terminal is.
 
     Args:
         quiet: nothing at all.
@@ -85,7 +114,7 @@ def show_progress(quiet: bool, what: str = "starting") -> Iterator[ReportProgres
     """
     console = Console(file=sys.stderr)
     if quiet or not console.is_terminal:
-        yield None
+        yield None if quiet or os.environ.get(PROGRESS) != "lines" else _Lines(what)
         return
     from rich.progress import (
         BarColumn,
