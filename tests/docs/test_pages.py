@@ -302,6 +302,19 @@ def test_the_readme_is_short_and_says_what_was_not_run() -> None:
     assert "not yet run on a GPU" in text
 
 
+def test_pages_say_where_each_trace_is_published() -> None:
+    """What the formats understand, without a path of anybody's machine."""
+    page = (DOCS / "workloads.md").read_text(encoding="utf-8")
+    formats = page.partition("\n## Formats")[2].partition("\n## ")[0]
+    where = page.partition("\n## Where to get the traces")[2].partition("\n## ")[0]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "docs/workloads.md#where-to-get-the-traces" in readme
+    for name in ("Azure", "BurstGPT", "Mooncake", "Bailian", "ShareGPT"):
+        assert f"| {name}" in formats and name in readme
+        (row,) = [line for line in where.splitlines() if line.startswith((f"| {name} |", f"| {name} 2023 |"))]
+        assert re.search(r"<https://[^>]+>", row), row
+
+
 def test_the_picture_stands_on_its_own_ground() -> None:
     """It reads on light and on dark pages, and is described for those who do not see it."""
     picture = (DOCS / "images" / "overview.svg").read_text(encoding="utf-8")
