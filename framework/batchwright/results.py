@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.backend import Draw, StepResult
-from batchwright.errors import BackendError
+from batchwright.errors import BackendError, BatchwrightError
 from batchwright.logprobs import TokenLogprobs, keep_logprobs
 from batchwright.request import BY_ADMISSION, RESIDENT, UNKNOWN, Request
 from batchwright.state import State
@@ -238,6 +238,9 @@ def stops(request: Request, token: int) -> str | None:
         try:
             if request._stop_check(token):
                 return "stop"
+        except BatchwrightError as error:  # whoever looks at its tokens says what is wrong with them
+            request.error = str(error)
+            return "error"
         except Exception as error:  # its text cannot be made: that is this request's fault alone
             request.error = f"looking for stop strings failed: {type(error).__name__}: {error}"
             return "error"

@@ -171,7 +171,7 @@ class Scheduler:
         Args:
             request: a new one, used in no other scheduler.
             num_output_tokens: how long it really runs, where a trace is replayed: hidden from policies.
-            stop_check: called with each of its tokens; True ends it.
+            stop_check: called with each of its tokens; True ends it, and what it raises ends it with an error.
 
         Raises:
             InvalidRequestError: its id is in use, or a field is out of its range.

@@ -71,7 +71,6 @@ def check_request(request: Request, *, caching: bool) -> None:
         "pooling": request.pooling_params is not None,
         "images, sound or video": bool(request.mm_features),
         "prompts as embeddings": request.prompt_embeds is not None or request.prompt_token_ids is None,
-        "structured output": request.structured_output_request is not None,
         "a LoRA adapter": request.lora_request is not None,
         "input that comes bit by bit": request.resumable,
         "a salt of the prefix cache (start vLLM with --no-enable-prefix-caching)": caching

@@ -11,7 +11,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.results import rows_that_sample
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
 
     from batchwright.batch import Batch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from batchwright.scheduler import Scheduler
     from batchwright.step import Step
     from batchwright_backends.vllm.answers import Answers
+    from batchwright_backends.vllm.grammars import Grammars
     from batchwright_backends.vllm.seats import Seats
 
 
@@ -30,9 +31,10 @@ class Flight:
         batch: what it runs.
         step: of the scheduler; None: nothing runs.
         rows: the requests of the batch that sample, in its order, as it was given to the workers.
+        constrained: those of them whose output a grammar constrains.
     """
 
-    __slots__ = ("batch", "rows", "step", "told")
+    __slots__ = ("batch", "constrained", "rows", "step", "told")
 
     def __init__(self, told: SchedulerOutput, batch: Batch | None, step: Step | None) -> None:
         self.told = told
@@ -42,6 +44,7 @@ class Flight:
         if batch is not None and batch.num_riding != len(rows):
             rows = [r for r, samples in zip(rows, batch.samples.tolist(), strict=True) if samples]
         self.rows = rows
+        self.constrained: Sequence[Request] = ()
 
 
 class Flights:
@@ -55,12 +58,14 @@ class Flights:
     Args:
         core: our scheduler.
         seats: of its requests.
+        grammars: of those that have one.
         is_async: whether a step may be scheduled while the one before it is under way.
     """
 
-    def __init__(self, core: Scheduler, seats: Seats, *, is_async: bool) -> None:
+    def __init__(self, core: Scheduler, seats: Seats, grammars: Grammars, *, is_async: bool) -> None:
         self._core = core
         self._seats = seats
+        self._grammars = grammars
         self._is_async = is_async
         self._flights: deque[Flight] = deque()
 
@@ -98,8 +103,26 @@ class Flights:
             batch: what it runs; None: nothing.
         """
         step = self._core.step if batch is not None and batch is self._core.in_flight else None
-        self._flights.append(Flight(told, batch, step))
+        flight = Flight(told, batch, step)
+        if self._seats.num_constrained:
+            self._constrain(flight)
+        self._flights.append(flight)
         return told
+
+    def _constrain(self, flight: Flight) -> None:
+        """Whether vLLM is to ask for masks, and whether only when the step before this one is back: a mask follows from
+        all tokens before it."""
+        flight.constrained = self._grammars.among(flight.rows)
+        flight.told.has_structured_output_requests = bool(flight.constrained)
+        under_way = {request for before in self._flights for request in before.constrained}
+        flight.told.pending_structured_output_tokens = not under_way.isdisjoint(flight.constrained)
+
+    def mask(self, told: SchedulerOutput) -> GrammarOutput | None:
+        """What rows of a step under way may sample; None: whatever they like."""
+        for flight in self._flights:
+            if flight.told is told:
+                return self._grammars.mask(flight.constrained)
+        return None
 
     def land(self, told: SchedulerOutput, output: ModelRunnerOutput, answers: Answers, now: int) -> None:
         """The output of a step is there.

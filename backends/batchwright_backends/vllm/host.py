@@ -29,6 +29,7 @@ from batchwright_backends.vllm.answers import Answers
 from batchwright_backends.vllm.carried import check_config, check_request
 from batchwright_backends.vllm.choosing import own_class
 from batchwright_backends.vllm.flights import Flights
+from batchwright_backends.vllm.grammars import Grammars
 from batchwright_backends.vllm.honoured import of_ranks
 from batchwright_backends.vllm.measuring import measure
 from batchwright_backends.vllm.seats import NULL_BLOCKS, Seats
@@ -41,7 +42,7 @@ from batchwright_backends.vllm.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
-    from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.kv_cache_interface import KVCacheConfig  # pyright: ignore[reportMissingImports]
     from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request as VllmRequest  # pyright: ignore[reportMissingImports]
@@ -65,7 +66,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             rule or raised), ``late`` (it took too long).
         policy_ns: time in which steps were built, in nanoseconds.
         connector, ec_connector: None; vLLM asks for them.
-        structured_output_manager: vLLM's; it is asked for nothing but the model's tokenizer.
+        structured_output_manager: vLLM's.
     """
 
     connector = None
@@ -120,6 +121,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             self._seats, block_size if self._caching else 0, include_finished_set=include_finished_set
         )
         self.structured_output_manager = structured_output_manager
+        self._grammars = Grammars(structured_output_manager, self._seats)
         self._paused = PauseState.UNPAUSED
         plugins = load_plugins(config.no_plugins)
         active = resolve_policy(config.policy, plugins)
@@ -143,7 +145,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             default=lambda: default_policy(plugins),
             overlap=is_async,
         )
-        self._flights = Flights(self.core, self._seats, is_async=is_async)
+        self._flights = Flights(self.core, self._seats, self._grammars, is_async=is_async)
         detectors.stop = self.core.stop
         most_ms = self._settings.max_policy_ms
         self._watch: Watchdog | nullcontext[None] = (
@@ -159,6 +161,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             log_stats=log_stats,
             register=self.core.register,
             policy=lambda: self.core.policy,
+            age_s=lambda request: (self._clock.now_ns() - request.arrival_ns) / 1e9,
         )
         logger.info(
             "Batchwright's scheduler, policy %s: %s blocks of %s tokens",
@@ -175,7 +178,7 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             policy=active.name,
             num_blocks=self.core.blocks.num_blocks,
             block_size=block_size,
-            said=lambda request: self.core.get(request.request_id),
+            said=lambda request: self.our_request(request.request_id),
         )
 
     @property
@@ -191,9 +194,12 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         try:
             self._take(request)
         except BatchwrightError as error:
-            logger.warning("request %r is refused: %s", request.request_id, error)
-            request.batchwright_error = str(error)  # for records
-            self._answers.refuse(request)
+            self._refuse(request, error)
+
+    def _refuse(self, request: VllmRequest, error: BatchwrightError) -> None:
+        logger.warning("request %r is refused: %s", request.request_id, error)
+        request.batchwright_error = str(error)  # for records
+        self._answers.refuse(request)
 
     def _take(self, request: VllmRequest) -> None:
         check_request(request, caching=self._caching)
@@ -202,17 +208,31 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         ours = translate(
             request, self._clock.now_ns(), trusted=self._settings.trust_requests, stamps=self._settings.stamps
         )
-        length = hidden_length(request)
-        predicted = asked(self._predictor, ours, length, self._clock) if self._predictor is not None else nullcontext()
         self._seats.take(ours, request)
+        if not self._grammars.wait_for(ours, request):
+            self._admit(ours, request)
+        if self._log_stats:
+            request.record_event(EngineCoreEventType.QUEUED)
+
+    def _admit(self, ours: Request, theirs: VllmRequest) -> None:
+        """Let a request into the core."""
+        length = hidden_length(theirs)
+        predicted = asked(self._predictor, ours, length, self._clock) if self._predictor is not None else nullcontext()
         try:
+            check = self._grammars.checking(theirs, repetition_check(theirs))
             with predicted, self._watch:
-                self.core.add(ours, num_output_tokens=length, stop_check=repetition_check(request))
+                self.core.add(ours, num_output_tokens=length, stop_check=check)
         except BaseException:
             self._seats.drop(ours.request_id)
             raise
-        if self._log_stats:
-            request.record_event(EngineCoreEventType.QUEUED)
+
+    def _admit_compiled(self) -> None:
+        """Let in those whose grammars were compiled meanwhile."""
+        for ours, theirs in self._grammars.take_done():
+            try:
+                self._admit(ours, theirs)
+            except BatchwrightError as error:
+                self._refuse(theirs, error)
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -225,8 +245,10 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             try:
                 self.core.abort(request_id)
             except UnknownRequestError:
-                if self._seats.get(request_id) is None:
-                    continue  # else its last step is under way
+                seat = self._seats.get(request_id)
+                if seat is None:
+                    continue
+                self._grammars.give_up(seat.request)  # else its last step is under way
             theirs = self._answers.leave(request_id)
             theirs.status = finished_status
             ended.append(theirs)
@@ -248,6 +270,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         """The next step, as vLLM's workers are told of it; asynchronously, while the one before it runs."""
         if self._paused is PauseState.PAUSED_ALL:
             return self._flights.take_off(self._seats.tell(None, ()), None)
+        if self._grammars.any_done:
+            self._admit_compiled()
         start = self._clock.now_ns()
         with self._watch:
             self._flights.make_way(start)
@@ -286,8 +310,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
     # What vLLM asks beside ----------------------------------------------------------------------------------
 
     def get_request_counts(self) -> tuple[int, int]:
-        """Residents, and who waits."""
-        return len(self.core.running), len(self.core.waiting)
+        """Residents, and who waits, be it for a grammar."""
+        return len(self.core.running), len(self.core.waiting) + self._grammars.num_compiling
 
     def get_num_unfinished_requests(self) -> int:
         """Who is here, or about to be told that he cannot be."""
@@ -310,10 +334,10 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
         """Statistics since the last step; None where vLLM keeps none."""
         if not self._log_stats:
             return None
-        running, waiting = self.get_request_counts()
         return SchedulerStats(
-            num_running_reqs=running,
-            num_waiting_reqs=waiting,
+            num_running_reqs=len(self.core.running),
+            num_waiting_reqs=len(self.core.waiting),
+            num_skipped_waiting_reqs=self._grammars.num_compiling,
             kv_cache_usage=self.get_kv_cache_usage(),
             prefix_cache_stats=self._told.take_prefixes(),
         )
@@ -348,8 +372,11 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
             )
         self._paused = pause_state
 
-    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> None:
-        """None: structured output is refused."""
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
+        """What rows of a step may sample that a grammar constrains; None: there are none."""
+        if not scheduler_output.has_structured_output_requests:
+            return None
+        return self._flights.mask(scheduler_output)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Never: speculative decoding is refused."""

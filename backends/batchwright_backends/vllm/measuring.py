@@ -11,6 +11,7 @@ from batchwright_backends.vllm.meter import Meter
 
 if TYPE_CHECKING:
     from batchwright.active_policy import ActivePolicy
+    from batchwright.request import Request
     from batchwright_backends.vllm.settings import HostSettings
 
 logger = logging.getLogger("vllm.batchwright")
@@ -24,6 +25,7 @@ def measure(
     log_stats: bool,
     register: Callable[[object, str], None],
     policy: Callable[[], ActivePolicy],
+    age_s: Callable[[Request], float] = lambda request: 0.0,
 ) -> None:
     """Let a scheduler's statistics carry what its policy does.
 
@@ -34,6 +36,7 @@ def measure(
         log_stats: whether vLLM keeps statistics.
         register: takes an observer and its name.
         policy: gives the active policy.
+        age_s: gives the seconds since a request came, at its arrival in the policy's eyes.
     """
     if not log_stats:
         return
@@ -51,6 +54,7 @@ def measure(
         num_fallbacks=lambda: scheduler.num_fallbacks,
         policy_ns=lambda: scheduler.policy_ns,
         most_clients=settings.metrics_clients,
+        age_s=age_s,
     )
     register(meter, "vllm-meter")
     make = scheduler.make_stats

@@ -66,6 +66,7 @@ class Meter:
         policy_ns: gives the time that steps took to build, in nanoseconds.
         most_clients: clients, and classes, that are named at once.
         clock_s: seconds.
+        age_s: seconds since a request came, at its arrival in the policy's eyes.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class Meter:
         policy_ns: Callable[[], int],
         most_clients: int,
         clock_s: Callable[[], float] = time.perf_counter,
+        age_s: Callable[[Request], float] = lambda request: 0.0,
     ) -> None:
         self._adapter = adapter
         self._policy, self._num_fallbacks, self._policy_ns = policy, num_fallbacks, policy_ns
-        self._clock_s = clock_s
+        self._clock_s, self._age_s = clock_s, age_s
         self._start_s = self._last_s = clock_s()
         self._is_closed = False
         self._here: dict[str, _Here] = {}
@@ -109,7 +111,7 @@ class Meter:
         """It waits."""
         if self._is_closed:
             return
-        one = self._here[request.request_id] = _Here(request, self._clock_s())
+        one = self._here[request.request_id] = _Here(request, self._clock_s() - self._age_s(request))
         if one.kind and one.kind not in self._kinds:
             if len(self._kinds) < self._most_kinds:
                 self._kinds[one.kind] = None

@@ -31,19 +31,24 @@ class Seat:
         num_sent: blocks of it that workers know.
         is_known: whether workers know the request itself.
         has_ended: whether its last step is under way.
+        is_constrained: whether a grammar constrains its output.
     """
 
-    __slots__ = ("has_ended", "is_known", "num_sent", "request", "theirs")
+    __slots__ = ("has_ended", "is_constrained", "is_known", "num_sent", "request", "theirs")
 
     def __init__(self, request: Request, theirs: VllmRequest) -> None:
         self.request = request
         self.theirs = theirs
         self.num_sent = 0
         self.is_known = self.has_ended = False
+        self.is_constrained = theirs.structured_output_request is not None
 
 
 class Seats:
     """All unfinished requests by their ids.
+
+    Attributes:
+        num_constrained: those whose output a grammar constrains.
 
     Args:
         second_runner: whether workers run vLLM's second model runner, which takes a resumed request as a new one.
@@ -58,6 +63,7 @@ class Seats:
         self._seats: dict[str, Seat] = {}
         self._finished: set[str] = set()  # since the last step
         self._preempted: set[str] = set()
+        self.num_constrained = 0
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -71,11 +77,13 @@ class Seats:
 
     def take(self, request: Request, theirs: VllmRequest) -> None:
         """Somebody came."""
-        self._seats[request.request_id] = Seat(request, theirs)
+        seat = self._seats[request.request_id] = Seat(request, theirs)
+        self.num_constrained += seat.is_constrained
 
     def leave(self, request_id: str) -> VllmRequest:
         """Somebody ended; workers are told with the next step."""
         seat = self._seats.pop(request_id)
+        self.num_constrained -= seat.is_constrained
         if not seat.has_ended:
             self._finished.add(request_id)
         return seat.theirs
@@ -87,7 +95,7 @@ class Seats:
 
     def drop(self, request_id: str) -> None:
         """Somebody was not taken after all; workers never heard of it."""
-        del self._seats[request_id]
+        self.num_constrained -= self._seats.pop(request_id).is_constrained
 
     @property
     def has_finished(self) -> bool:

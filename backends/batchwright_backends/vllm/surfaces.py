@@ -213,9 +213,20 @@ SURFACES = (
         "SchedulerOutput",
         (
             *("scheduled_spec_decode_tokens", "scheduled_encoder_inputs", "finished_req_ids"),
-            "free_encoder_mm_hashes",
+            *("free_encoder_mm_hashes", "has_structured_output_requests", "pending_structured_output_tokens"),
         ),
     ),
+    Surface((HOST,), f"{_SCHEDULING}.output", "GrammarOutput", ("structured_output_request_ids", "grammar_bitmask")),
+    Surface(
+        (HOST,),
+        "vllm.v1.structured_output",
+        "StructuredOutputManager",
+        (
+            "grammar_bitmask(requests, structured_output_request_ids, scheduled_spec_decode_tokens)",
+            "accept_tokens(request, new_token_ids)",
+        ),
+    ),
+    Surface((HOST,), "vllm.v1.structured_output.request", "StructuredOutputRequest", ("grammar", "_grammar")),
     Surface(
         (HOST,),
         f"{_SCHEDULING}.output",
@@ -268,6 +279,7 @@ SURFACES = (
             *("client_index", "stop_reason", "events", "take_events", "record_event", "get_finished_reason"),
             *("trace_headers", "prefill_stats", "take_prefill_stats", "mm_features", "prompt_embeds", "pooling_params"),
             *("structured_output_request", "lora_request", "cache_salt", "skip_reading_prefix_cache"),
+            "append_output_token_ids(token_ids)",
         ),
     ),
     Surface(
@@ -281,7 +293,10 @@ SURFACES = (
         (HOST,),
         "vllm.v1.metrics.stats",
         "SchedulerStats",
-        ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "prefix_cache_stats"),
+        (
+            *("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage"),
+            "prefix_cache_stats",
+        ),
         ("observers",),
     ),
     Surface(

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
 
-from backends.vllm.test_host import BLOCK, VOCAB, Run
+from backends.vllm.runs import BLOCK, VOCAB, Run
 from backends.vllm.workers import Workers
 from peers_vllm import HostOfVllm, Vllm, VllmAhead
 
@@ -23,14 +23,14 @@ class AheadWorkers(Workers):
         super().__init__(block_size, vocab, seed)
         self._last: set[str] = set()
 
-    def execute(self, told: Any) -> ModelRunnerOutput:
+    def forward(self, told: Any) -> None:
         cached = told.scheduled_cached_reqs
         for name, num in zip(cached.req_ids, cached.num_output_tokens, strict=True):
             if name not in self._last and num:  # it takes the tokens for new that it is sent
                 assert cached.all_token_ids[name] == self.tokens[name]
         assert self._last.isdisjoint(cached.all_token_ids), "tokens are sent of who has them"
         self._last = set(told.num_scheduled_tokens)
-        return super().execute(told)
+        super().forward(told)
 
 
 class Ahead(Run):
@@ -40,17 +40,28 @@ class Ahead(Run):
         super().__init__(peer, seed)
         self.workers = AheadWorkers(BLOCK, VOCAB, seed)
         self.under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        self.num_late = 0
 
     def step(self, between: Callable[[], None] = lambda: None) -> None:
-        core = self.core
+        core, late = self.core, None
         if core.has_requests():
             told = core.schedule()
-            self.under_way.append((told, self.workers.execute(told)))
-            if len(self.under_way) < DEPTH and (told.total_num_scheduled_tokens or core.has_requests()):
-                return
+            self.workers.forward(told)
+            if told.pending_structured_output_tokens:
+                late = told  # what may be sampled follows from what the step before gives
+            else:
+                self._sample(told)
+                if len(self.under_way) < DEPTH and (told.total_num_scheduled_tokens or core.has_requests()):
+                    return
         if self.under_way:
             between()
             self.update(*self.under_way.popleft())
+        if late is not None:
+            self.num_late += 1
+            self._sample(late)
+
+    def _sample(self, told: Any) -> None:
+        self.under_way.append((told, self.workers.sample(self.core.get_grammar_bitmask(told))))
 
     def finish(self) -> None:
         for _ in range(5000):

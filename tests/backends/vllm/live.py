@@ -89,6 +89,21 @@ class Server:
 
             return list(await asyncio.gather(*(one(i, prompt) for i, prompt in enumerate(prompts))))
 
+    def chat(self, questions: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+        """Answers to questions that come at the same time, each with options of its own."""
+        return asyncio.run(self._chat(questions))
+
+    async def _chat(self, questions: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+        given: dict[str, Any] = {"model": "m", "max_tokens": 40, "temperature": 0}
+        async with openai.AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0) as client:
+
+            async def one(question: str, options: dict[str, Any]) -> str:
+                said = [{"role": "user", "content": question}]
+                answer = await client.chat.completions.create(messages=said, **given, **options)
+                return str(answer.choices[0].message.content)
+
+            return list(await asyncio.gather(*(one(*question) for question in questions)))
+
     def check_empty(self) -> None:
         """Nobody is left, and nobody's blocks."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMiss
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
 from backends.vllm.guest_policies import Blind, Cuts, Hangs, Idle, Late, Noted, Offers, Raises, Slow
-from backends.vllm.test_host import Run, answer, check_answers, load, offer, stock
+from backends.vllm.runs import Run, answer, check_answers, load, offer, stock
 from batchwright import Policy, hookimpl
 from batchwright.errors import ConfigError
 from batchwright.request import Request

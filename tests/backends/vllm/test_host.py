@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,99 +10,12 @@ pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make che
 
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 from vllm.v1.engine import FinishReason  # pyright: ignore[reportMissingImports]
-from vllm.v1.request import Request, RequestStatus  # pyright: ignore[reportMissingImports]
+from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
-from backends.vllm.workers import Workers, next_token
+from backends.vllm.runs import BLOCK, POLICIES, Run, answer, check_answers, load, offer, ours, stock
 from batchwright.errors import ConfigError
-from peers_vllm import Vllm, host
-
-BLOCK, VOCAB, EOS = 16, 60, 2
-POLICIES = ("vllm_v1", "prefill_first", "stall_free:chunk_size=24", "vtc", "priority", "sjf", "mlfq", "no_evict", "lpm")
-
-
-class Run:
-    """A scheduler of vLLM's kind, driven as its engine drives it."""
-
-    def __init__(self, peer: Vllm, seed: int = 0) -> None:
-        self.peer, self.core = peer, peer.core
-        self.workers = Workers(BLOCK, VOCAB, seed)
-        self.told: dict[str, list[int]] = {}
-        self.ends: dict[str, FinishReason] = {}
-        self.stops: dict[str, Any] = {}
-
-    def add(self, name: str, prompt: Iterable[int], max_tokens: int, priority: int = 0, **params: Any) -> Request:
-        given = SamplingParams(max_tokens=max_tokens, temperature=0, **params)
-        given.update_from_generation_config({}, eos_token_id=EOS)
-        request = Request(name, list(prompt), given, None, priority=priority, block_hasher=self.peer._hasher)
-        self.core.add_request(request)
-        return request
-
-    def step(self, between: Callable[[], None] = lambda: None) -> None:
-        told = self.core.schedule()
-        output = self.workers.execute(told)
-        between()
-        self.update(told, output)
-
-    def update(self, told: Any, output: Any) -> None:
-        for outputs in self.core.update_from_output(told, output).values():
-            for one in outputs.outputs:
-                self.told.setdefault(one.request_id, []).extend(one.new_token_ids)
-                if one.finish_reason is not None:
-                    assert one.request_id not in self.ends
-                    self.ends[one.request_id] = one.finish_reason
-                    self.stops[one.request_id] = one.stop_reason
-
-    def finish(self) -> None:
-        for _ in range(5000):
-            if not self.core.has_requests():
-                return
-            self.step()
-        raise AssertionError("it does not come to an end")
-
-
-def stock(num_blocks: int, max_num_seqs: int, budget: int) -> Run:
-    return Run(Vllm(num_blocks, BLOCK, max_num_seqs, budget))
-
-
-def ours(policy: str, num_blocks: int, max_num_seqs: int, budget: int) -> Run:
-    return Run(host(policy, num_blocks, BLOCK, max_num_seqs, budget))
-
-
-def answer(prompt: list[int], max_tokens: int, *, ignore_eos: bool) -> list[int]:
-    """What the "model" says to a prompt when nobody else is there."""
-    tokens = list(prompt)
-    while len(tokens) - len(prompt) < max_tokens:
-        tokens.append(next_token(tokens, VOCAB))
-        if tokens[-1] == EOS and not ignore_eos:
-            break
-    return tokens[len(prompt) :]
-
-
-def load(seed: int, num: int = 12) -> list[tuple[str, list[int], int, int, bool]]:
-    rng = random.Random(seed)
-    shared = [rng.randrange(VOCAB) for _ in range(40)]
-    rows = []
-    for i in range(num):
-        prompt = shared[: rng.choice((0, 16, 33, 40))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 90))]
-        rows.append((f"r{i}", prompt, rng.randint(1, 60), rng.randint(0, 2), rng.random() < 0.5))
-    return rows
-
-
-def offer(run: Run, row: tuple[str, list[int], int, int, bool]) -> None:
-    name, prompt, max_tokens, priority, ignore_eos = row
-    run.add(name, prompt, max_tokens, priority, ignore_eos=ignore_eos)
-
-
-def check_answers(run: Run, rows: Iterable[tuple[str, list[int], int, int, bool]]) -> None:
-    for name, prompt, max_tokens, _, ignore_eos in rows:
-        expected = answer(prompt, max_tokens, ignore_eos=ignore_eos)
-        assert run.told[name] == expected
-        stopped = expected[-1] == EOS and not ignore_eos
-        assert run.ends[name] == (FinishReason.STOP if stopped else FinishReason.LENGTH)
-    assert run.core.get_kv_cache_usage() == 0
-    assert run.core.get_request_counts() == (0, 0)
+from peers_vllm import host
 
 
 @pytest.mark.parametrize("num_blocks", [14, 200])
@@ -186,116 +97,17 @@ def test_all_can_be_ended_at_once() -> None:
     assert run.core.get_kv_cache_usage() == 0 and not run.workers.tokens
 
 
-@pytest.mark.parametrize(
-    "what", [{"max_tokens": 1000}, {"prompt_logprobs": 1}, {"structured_outputs": "json"}, {"priority": "high"}]
-)
+@pytest.mark.parametrize("what", [{"max_tokens": 1000}, {"prompt_logprobs": 1}, {"priority": "high"}])
 def test_what_cannot_be_taken_ends_with_an_error(what: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """Nobody else is touched, and the server goes on."""
-    from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
-
     run = ours("vllm_v1", 12, 4, 64)
     run.add("good", [1, 2, 3], 5, ignore_eos=True)
-    if "structured_outputs" in what:
-        what = {"structured_outputs": StructuredOutputsParams(json_object=True)}
     with caplog.at_level("WARNING", "vllm.batchwright"):
         run.add("bad", [1, 2, 3], **{"max_tokens": 5, **what})
     run.finish()
     assert run.ends == {"good": FinishReason.LENGTH, "bad": FinishReason.ERROR}
     assert "'bad'" in caplog.text
     assert run.core.get_num_unfinished_requests() == 0
-
-
-def test_a_policy_that_raises_loses_nothing(tmp_path: Any) -> None:
-    path = tmp_path / "broken.py"
-    path.write_text(
-        "from batchwright import Policy, hookimpl\n\n\n"
-        "class Broken(Policy):\n"
-        "    @hookimpl\n"
-        "    def admission(self, step):\n"
-        "        yield step.running\n"
-        "        if step.index % 3 == 1:\n"
-        "            raise RuntimeError('on purpose')\n"
-        "        yield step.waiting\n"
-    )
-    run = ours(f"{path}:Broken", 16, 4, 40)
-    rows = load(5, 8)
-    for row in rows:
-        offer(run, row)
-        run.step()
-    run.finish()
-    check_answers(run, rows)
-    assert run.core.core.num_policy_faults > 2
-
-
-FAILS = """
-from batchwright import Policy, hookimpl
-
-
-class Fails(Policy):
-    @hookimpl
-    def admission(self, step):
-        raise RuntimeError("always")
-"""
-STOCK_CACHE = {"visible": "scheduled", "reuse": "uncached_first", "duplicates": "oldest"}
-
-
-def test_steps_of_a_policy_that_always_raises_are_stock(tmp_path: Any) -> None:
-    """What takes its place is vLLM's own order: the same requests with the same tokens in every step."""
-    path = tmp_path / "fails.py"
-    path.write_text(FAILS)
-    section = {"policy": f"{path}:Fails", "prefix_cache": STOCK_CACHE, "max_num_residents": 4}
-    kind = type(host("vllm_v1", 16, BLOCK, 4, 40))
-    runs = (
-        stock(16, 4, 40),
-        Run(type("Host", (kind,), {"additional_config": {"batchwright": section}})(16, BLOCK, 4, 40)),
-    )
-    rows = load(5, 8)
-    for run in runs:
-        for row in rows:
-            offer(run, row)
-            run.step()
-        run.finish()
-        check_answers(run, rows)
-    one, other = ([step for step in run.workers.steps if step] for run in runs)
-    assert other == one
-    assert runs[1].core.core.num_policy_faults == len(other)
-
-
-HANGS = """
-import time
-from batchwright import Policy, hookimpl
-
-
-class Hangs(Policy):
-    @hookimpl
-    def admission(self, step):
-        yield step.running
-        while step.index % 3 == 1:
-            try:
-                step.num_cached(step.waiting[0]) if step.waiting else time.sleep(0.001)
-            except Exception:
-                if step.index % 2:
-                    raise
-        yield step.waiting
-"""
-
-
-def test_a_policy_that_hangs_loses_nothing(tmp_path: Any) -> None:
-    """Not even one that catches what ends it, or that asks the core without end."""
-    path = tmp_path / "hangs.py"
-    path.write_text(HANGS)
-    section = {"policy": f"{path}:Hangs", "max_policy_ms": 30}
-    kind = type(host("vllm_v1", 16, BLOCK, 4, 40))
-    run = Run(type("Host", (kind,), {"additional_config": {"batchwright": section}})(16, BLOCK, 4, 40))
-    rows = load(6, 5)
-    for row in rows:
-        offer(run, row)
-    for _ in range(9):
-        run.step()
-    assert run.core.core.num_policy_faults == 3
-    run.core.core.swap_policy("prefill_first")
-    run.finish()
-    check_answers(run, rows)
 
 
 def test_the_prefix_cache_is_forgotten_when_nobody_runs() -> None:
@@ -382,23 +194,3 @@ def test_who_is_ended_by_a_string_is_told_from_who_left(kind: str) -> None:
     assert stopped_of(run.core, ["stops", "leaves", "plain", "nobody"]) == ["stops"]
     del run.core.structured_output_manager.tokenizer
     assert stopped_of(run.core, ["stops"]) == []
-
-
-def test_faults_are_counted_by_cause(tmp_path: Any) -> None:
-    path = tmp_path / "both.py"
-    path.write_text(HANGS.replace("    def admission(self, step):\n", RAISES_TOO))
-    section = {"policy": f"{path}:Hangs", "max_policy_ms": 30}
-    kind = type(host("vllm_v1", 16, BLOCK, 4, 40))
-    run = Run(type("Host", (kind,), {"additional_config": {"batchwright": section}})(16, BLOCK, 4, 40))
-    for row in load(6, 5):
-        offer(run, row)
-    for _ in range(9):
-        run.step()
-    assert run.core.num_fallbacks == {"late": 3, "raised": 3}
-    assert run.core.policy_ns > 3 * 30e6
-
-
-RAISES_TOO = """    def admission(self, step):
-        if step.index % 3 == 2:
-            raise RuntimeError("on purpose")
-"""

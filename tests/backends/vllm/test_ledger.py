@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 from vllm.v1.request import Request, RequestStatus  # pyright: ignore[reportMissingImports]
 
-from backends.vllm.test_host import BLOCK, POLICIES, Run, load, ours, stock
+from backends.vllm.runs import BLOCK, POLICIES, Run, load, ours, stock
 from batchwright import EngineConfig
 from batchwright.errors import ConfigError
 from batchwright.lab import load_workload, run_arm

@@ -25,7 +25,7 @@ class Clock:
 class Metered:
     """A scheduler with a meter; a step takes half a second."""
 
-    def __init__(self, num_blocks: int = 100, most_clients: int = 2) -> None:
+    def __init__(self, num_blocks: int = 100, most_clients: int = 2, age_s: float = 0.0) -> None:
         self.clock = Clock()
         self.fallbacks: dict[str, int] = {}
         self.policy = ActivePolicy.of(Policy(), "mine")
@@ -36,6 +36,7 @@ class Metered:
             policy_ns=lambda: round(self.clock.now * 1e8),
             most_clients=most_clients,
             clock_s=self.clock,
+            age_s=lambda request: age_s,
         )
         self.core = Scheduler("vllm_v1", num_blocks=num_blocks, block_size=4, plugins=[self.meter])
 
@@ -82,6 +83,13 @@ def test_times_and_service_are_told() -> None:
     assert told["ttft"] == [["gold", 0.5], ["", 0.5]] and told["queue"] == [["gold", 0.0], ["", 0.0]]
     assert told["policy"] == {"adapter": "host", "policy": "mine", "parameters": '{"use": "mine"}'}
     assert told["policy_ns"] == round(run.clock.now * 1e8)
+
+
+def test_who_came_before_policies_hear_of_it_has_waited_since() -> None:
+    run = Metered(age_s=3.0)
+    run.add("a", "alice", "gold")
+    told = run.run()
+    assert told["ttft"] == [["gold", 3.5]] and told["queue"] == [["gold", 3.0]]
 
 
 def test_prompt_tokens_that_were_cached_are_no_service() -> None:

@@ -133,7 +133,7 @@ def load(kind: str, folder: Any, extra: dict[str, Any], policy: str) -> Any:
     """Three requests under one adapter, the second of which says something; recorded."""
     pytest.importorskip("vllm")
     import peers_vllm  # pyright: ignore[reportMissingImports]
-    from backends.vllm.test_host import Run
+    from backends.vllm.runs import Run
     from batchwright_backends.vllm.choosing import choose_scheduler
 
     base: Any = {"host": peers_vllm.HostOfVllm, "guest": peers_vllm.GuestOfVllm}[kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM, which is not installed: make check-vllm")
 pytest.importorskip("openai", reason="needs the client: pip install openai")
 
+import openai  # pyright: ignore[reportMissingImports]
+
 from backends.vllm.live import Server, additional, serving
 from batchwright_backends.vllm.trusted import SECRET
 
@@ -25,6 +28,20 @@ if not os.environ.get("BATCHWRIGHT_REAL_VLLM"):
 WHO = ("a fox", "a king", "two bears", "a girl", "an owl", "a cook", "a wolf", "the moon")
 PROMPTS = [f"Once upon a time, long before anybody wrote a word of it down, there lived {who} who " for who in WHO]
 STOPS: dict[str, Any] = {"stop": ["the"]}
+PERSON = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["merry", "sad"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["mood", "age"],
+    "additionalProperties": False,
+}
+FORMATS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+    {},
+    {"extra_body": {"structured_outputs": {"choice": ["Once", "Never again"]}}},
+    {"extra_body": {"structured_outputs": {"regex": "[a-f]{20}"}}},
+]
+QUESTIONS = [(f"Who is it? {PROMPTS[i]}", FORMATS[i % 4]) for i in range(8)]
+"""Every other is told which form the answer is to have."""
 ADAPTERS = {
     "host": ("--scheduler-cls", "batchwright_backends.vllm.host.HostScheduler"),
     "guest": ("--scheduler-cls", "batchwright_backends.vllm.scheduler"),
@@ -77,10 +94,10 @@ class Moody(Policy):
 
 
 @cache
-def stock() -> tuple[list[str], list[str]]:
-    """What vLLM's own scheduler answers: to all at once, and where strings stop them."""
+def stock() -> tuple[list[str], list[str], list[str]]:
+    """What vLLM's own scheduler answers: to all at once, where strings stop them, and in which forms."""
     with TemporaryDirectory() as folder, serving(Path(folder)) as server:
-        return server.ask(PROMPTS), server.ask(PROMPTS[:3], **STOPS)
+        return server.ask(PROMPTS), server.ask(PROMPTS[:3], **STOPS), server.chat(QUESTIONS)
 
 
 class Live:
@@ -136,6 +153,26 @@ def test_whoever_leaves_in_mid_stream_gives_back_all(live: Live) -> None:
 
 def test_strings_that_stop(live: Live) -> None:
     assert live.server.ask(PROMPTS[:3], **STOPS) == stock()[1]
+
+
+@on_all_servers
+def test_answers_have_the_form_that_was_asked_for(live: Live) -> None:
+    """Beside others that were asked for none, while some are evicted, and as with vLLM's own scheduler."""
+    before = live.server.total("num_preemptions_total")
+    told = live.server.chat(QUESTIONS)
+    assert told == stock()[2]
+    assert live.server.total("num_preemptions_total") > before
+    for person, _, choice, letters in (told[:4], told[4:]):
+        assert set(json.loads(person)) == {"mood", "age"} and choice in ("Once", "Never again")
+        assert re.fullmatch("[a-f]{20}", letters)
+
+
+def test_a_form_that_cannot_be_is_refused(live: Live) -> None:
+    """By vLLM's server, and the next is answered."""
+    for wrong in ({"regex": "(("}, {"grammar": "nothing like it"}):
+        with pytest.raises(openai.BadRequestError):
+            live.server.chat([("Who is it?", {"extra_body": {"structured_outputs": wrong}})])
+    assert live.server.chat(QUESTIONS[:1]) == stock()[2][:1]
 
 
 @pytest.mark.parametrize("mood", ["raises at times", "raises", "hangs"])

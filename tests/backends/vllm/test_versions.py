@@ -158,9 +158,25 @@ HOLDERS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     ),
     "host.py": (
         (HOST,),
-        {"limits": "SchedulerConfig", "cache": "CacheConfig", "kv_cache_config": "KVCacheConfig", **CONFIGS},
+        {
+            "limits": "SchedulerConfig",
+            "cache": "CacheConfig",
+            "kv_cache_config": "KVCacheConfig",
+            "scheduler_output": "SchedulerOutput",
+            **CONFIGS,
+        },
     ),
     "answers.py": ((HOST,), {"theirs": "Request", "output": "ModelRunnerOutput"}),
+    "flights.py": ((HOST,), {"told": "SchedulerOutput"}),
+    "grammars.py": (
+        (HOST,),
+        {
+            "theirs": "Request",
+            "constraint": "StructuredOutputRequest",
+            "manager": "StructuredOutputManager",
+            "_manager": "StructuredOutputManager",
+        },
+    ),
     "seats.py": ((HOST,), {"theirs": "Request", "cached": "CachedRequestData"}),
     "told.py": ((HOST,), {"theirs": "Request"}),
     "translation.py": (ADAPTERS, {"request": "Request", "params": "SamplingParams"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
@@ -11,9 +12,18 @@ NOBODY = 0
 """The block that holds nobody's tokens."""
 
 
-def next_token(tokens: list[int], vocab: int) -> int:
-    """What the "model" says after these tokens; hardly ever the same for others."""
-    return hash(tuple(tokens)) % vocab
+def next_token(tokens: list[int], vocab: int, allowed: Sequence[int] | None = None) -> int:
+    """What the "model" says after these tokens, of those that are allowed; hardly ever the same for others."""
+    said = hash(tuple(tokens))
+    return said % vocab if allowed is None else allowed[said % len(allowed)]
+
+
+def masks_of(grammar: Any, vocab: int) -> dict[str, list[int]]:
+    """What each request of vLLM's ``GrammarOutput`` may sample."""
+    if grammar is None:
+        return {}
+    rows = dict(zip(grammar.structured_output_request_ids, grammar.grammar_bitmask.tolist(), strict=True))
+    return {name: [t for t in range(vocab) if row[t // 32] >> t % 32 & 1] for name, row in rows.items()}
 
 
 class Workers:
@@ -30,9 +40,18 @@ class Workers:
         self.blocks: dict[str, list[int]] = {}
         self.written: dict[tuple[int, int], tuple[int, ...]] = {}
         self.steps: list[dict[str, int]] = []
+        self.num_masked = 0
         self._rng = random.Random(seed)
+        self._rows: dict[str, tuple[int, int]] | None = None
 
     def execute(self, told: Any) -> ModelRunnerOutput:
+        """Both at once, where nobody is constrained."""
+        self.forward(told)
+        return self.sample(None)
+
+    def forward(self, told: Any) -> None:
+        """What comes before sampling."""
+        assert self._rows is None, "the step before has not sampled"
         for name in told.finished_req_ids:
             self.tokens.pop(name, None)
         for new in told.scheduled_new_reqs:
@@ -56,7 +75,15 @@ class Workers:
         self.steps.append(dict(told.num_scheduled_tokens))
         for name, num in told.num_scheduled_tokens.items():  # K and V are written before they are read
             self._write(name, starts[name], num)
-        sampled = {name: self._run(name, starts[name], n) for name, n in told.num_scheduled_tokens.items()}
+        self._rows = {name: (starts[name], num) for name, num in told.num_scheduled_tokens.items()}
+
+    def sample(self, grammar: Any) -> ModelRunnerOutput:
+        """What the rows of that step get; ``grammar``: vLLM's ``GrammarOutput``."""
+        assert self._rows is not None
+        rows, self._rows, self.masks = self._rows, None, masks_of(grammar, self.vocab)
+        assert set(self.masks) <= set(rows)
+        self.num_masked += len(self.masks)
+        sampled = {name: self._run(name, *row) for name, row in rows.items()}
         order = list(sampled)
         self._rng.shuffle(order)
         return ModelRunnerOutput(
@@ -82,5 +109,5 @@ class Workers:
             assert self.written[self._place(name, position)] == tuple(tokens[: position + 1]), (name, position)
         if start + num < len(tokens):
             return []
-        tokens.append(next_token(tokens, self.vocab))
+        tokens.append(next_token(tokens, self.vocab, self.masks.get(name)))
         return tokens[-1:]
