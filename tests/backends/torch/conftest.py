@@ -196,3 +196,11 @@ def smollm2_folder() -> str:
         return str(models.ensure_model("smollm2-135m"))
     except (BackendError, ConfigError) as error:
         pytest.skip(f"SmolLM2-135M cannot be had: {error}")
+
+
+@pytest.fixture
+def make_kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes attention kernels over stand-ins, as steps that become graphs need them."""
+    from backends.torch.graphing import kernel_maker
+
+    return kernel_maker(monkeypatch)
