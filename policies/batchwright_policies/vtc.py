@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
@@ -15,6 +14,7 @@ from batchwright.ranked import Queue, Ranked
 from batchwright.request import Request
 from batchwright.step import Step
 from batchwright_policies.groups import Client, Groups, client_of
+from batchwright_policies.virtual_counters import VirtualCounters
 
 
 class VtcParams(Params):
@@ -62,33 +62,25 @@ class Vtc(Ranked):
 
     def __init__(self, params: VtcParams | None = None, **values: object) -> None:
         super().__init__(params, **values)
-        self._counters: dict[Client, float] = {}
-        self._charging: defaultdict[Client, float] = defaultdict(float)  # for admissions of the step being built
+        self._counters = VirtualCounters()
         self._charged: set[Request] = set()  # for their prompt
-        self._open: Counter[Client] = Counter()  # unfinished requests
         self._left = 0.0  # counter of the last client whose last waiting request left the queue
-        self._many = 100  # counters: look then whether some can be forgotten
-        self._sampled: Sequence[Request] = ()  # of the last step, where it may be that of the next one
-        self._charges: dict[Client, float] = {}  # for that
 
     def make_queue(self) -> Queue:
         """Requests by client."""
-        self._clients: Groups[Client] = Groups(client_of, lambda client, _: self._service(client))
+        self._clients: Groups[Client] = Groups(client_of, lambda client, _: self._counters.of(client))
         return self._clients
 
     def rank(self, request: Request) -> float:
         """Its client's counter."""
-        return self._service(request.client_id)
+        return self._counters.of(request.client_id)
 
     def in_order(self, step: Step) -> Iterator[Request]:
         """The oldest of the client that was served least, each admission charged at once."""
         for request in self._clients.in_order():
             yield request
             if request.num_scheduled:
-                self._charging[request.client_id] += self._input_cost(request)
-
-    def _service(self, client: Client) -> float:
-        return self._counters.get(client, 0.0) + self._charging.get(client, 0.0)
+                self._counters.ahead[request.client_id] += self._input_cost(request)
 
     def _input_cost(self, request: Request) -> float:
         """Nothing for a prompt that was charged before."""
@@ -97,42 +89,38 @@ class Vtc(Ranked):
 
     def _floor(self) -> float:
         """The lowest counter of a client that waits; if nobody does, of the last that did."""
-        return self._service(self._clients.first_group()) if len(self._clients) else self._left
+        return self._counters.of(self._clients.first_group()) if len(self._clients) else self._left
 
     @hookimpl
     def policy_attached(self, step: Step) -> None:
         """All clients begin equal."""
         everybody = (*step.waiting, *step.running)
-        self._open, self._left = Counter(r.client_id for r in everybody), 0.0
-        self._counters = dict.fromkeys(self._open, 0.0)
+        self._left = 0.0
+        self._counters.begin(everybody)
         self._charged = {r for r in everybody if r.first_scheduled_ns is not None}
-        self._charging.clear()
         super().policy_attached(step)
 
     @hookimpl
     def step_started(self, step: Step) -> None:
         """Forget clients that are gone and that the floor has passed: coming back they would be lifted to it."""
-        self._charging.clear()
-        if len(self._counters) > self._many:
-            floor = self._floor()
-            self._counters = {c: n for c, n in self._counters.items() if c in self._open or n > floor}
-            self._many = 2 * len(self._counters) + 100
+        self._counters.ahead.clear()
+        if self._counters.are_many:
+            self._counters.forget(self._floor())
 
     @hookimpl
     def request_arrived(self, request: Request) -> None:
         """Its client is lifted if none of its requests was waiting."""
         client = request.client_id
-        self._open[client] += 1
-        known = self._counters.setdefault(client, 0.0)
+        known = self._counters.open(client)
         if client not in self._clients:
-            self._counters[client] = max(known, self._floor())
+            self._counters.served[client] = max(known, self._floor())
         super().request_arrived(request)
 
     @hookimpl
     def request_admitted(self, request: Request) -> None:
         """Its client is charged for the prompt."""
-        self._charging.pop(request.client_id, None)  # its counter says so from now on
-        self._counters[request.client_id] += self._input_cost(request)
+        self._counters.ahead.pop(request.client_id, None)  # its counter says so from now on
+        self._counters.served[request.client_id] += self._input_cost(request)
         self._charged.add(request)
         super().request_admitted(request)
         self._note_left(request.client_id)
@@ -140,16 +128,7 @@ class Vtc(Ranked):
     @hookimpl
     def step_finished(self, step: Step) -> None:
         """Clients are charged for what was sampled."""
-        if not isinstance(step.sampled, tuple) or step.sampled is not self._sampled:
-            charges: dict[Client, float] = defaultdict(float)
-            weight = self.params.output_weight
-            for request in step.sampled:
-                charges[request.client_id] += weight / request.weight
-            self._sampled, self._charges = step.sampled, charges
-        # Else the same requests: a tuple stays as it is. Sums are added, so that rounding is the same either way.
-        counters = self._counters
-        for client, charge in self._charges.items():
-            counters[client] += charge
+        self._counters.charge_sampled(step.sampled, self.params.output_weight)
 
     @hookimpl
     def request_finished(self, request: Request) -> None:
@@ -157,14 +136,11 @@ class Vtc(Ranked):
         client = request.client_id
         was_waiting = client in self._clients
         super().request_finished(request)
-        self._sampled, self._charges = (), {}
         self._charged.discard(request)
-        self._open[client] -= 1
-        if not self._open[client]:
-            del self._open[client]
+        self._counters.close(client)
         if was_waiting:
             self._note_left(client)
 
     def _note_left(self, client: Client) -> None:
         if client not in self._clients:
-            self._left = self._counters[client]
+            self._left = self._counters.served[client]

@@ -119,8 +119,8 @@ def test_vtc_lifts_to_the_last_that_left_where_nobody_waits():
         while scheduler.has_unfinished():
             batch = scheduler.schedule()
             scheduler.update(batch, [7] * len(batch))
-    assert policy._counters == {"a": 10 + 2 * 3, "b": 10 + 10 + 2 * 3}  # b begins where a left the queue
-    assert not policy._charged and not policy._open
+    assert policy._counters.served == {"a": 10 + 2 * 3, "b": 10 + 10 + 2 * 3}  # b begins where a left the queue
+    assert not policy._charged and not policy._counters._open
 
 
 def test_vtc_charges_a_prompt_once_and_evicts_the_client_served_most():
@@ -131,8 +131,8 @@ def test_vtc_charges_a_prompt_once_and_evicts_the_client_served_most():
 
     def watch(outcome: Outcome, now: float) -> None:
         total = sum(service(outcome).values())
-        assert sum(policy._counters.values()) == pytest.approx(total)
-        counters = policy._counters
+        assert sum(policy._counters.served.values()) == pytest.approx(total)
+        counters = policy._counters.served
         seen.extend(counters[v.client_id] - min(counters.values()) for v in outcome.scheduler.step.preempted)
 
     outcome = run(policy, jobs, P=14, bs=4, watch=watch)
@@ -145,7 +145,7 @@ def test_vtc_charges_nobody_for_being_looked_at():
     for name in ("a1", "b1", "a2"):
         scheduler.add(Job(name, 10, 3, fields={"client_id": name[0]}).request())
     assert len(list(policy.in_order(scheduler.step))) == 3
-    assert not policy._charging and set(policy._counters.values()) == {0.0}
+    assert not policy._counters.ahead and set(policy._counters.served.values()) == {0.0}
 
 
 def test_vtc_forgets_clients_that_the_floor_has_passed():
@@ -155,7 +155,7 @@ def test_vtc_forgets_clients_that_the_floor_has_passed():
 
     def watch(outcome: Outcome, now: float) -> None:
         nonlocal most
-        most = max(most, len(policy._counters))
+        most = max(most, len(policy._counters.served))
 
     run(policy, jobs, watch=watch)
     assert most < 300
@@ -263,9 +263,9 @@ def test_a_charge_is_rounded_alike_whatever_the_step_keeps_its_rows_in() -> None
     counters: list[float] = []
     for kept in (tuple(rows), list(rows)):
         policy = Vtc()
-        policy._counters["a"] = 100.1
+        policy._counters.served["a"] = 100.1
         step: Any = SimpleNamespace(sampled=kept)
         for _ in range(5):
             policy.step_finished(step)
-        counters.append(policy._counters["a"])
+        counters.append(policy._counters.served["a"])
     assert counters[0] == counters[1] == pytest.approx(100.1 + 5 * 7 * 2 / 3)
