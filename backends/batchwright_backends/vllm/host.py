@@ -203,6 +203,8 @@ class HostScheduler(SchedulerInterface):  # type: ignore[misc]  # vLLM has no ty
 
     def _take(self, request: VllmRequest) -> None:
         check_request(request, caching=self._caching)
+        if self._grammars.any_done:
+            self._admit_compiled()  # they can run before this one came
         if self._seats.get(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         ours = translate(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections.abc import Collection
 from typing import Any
 
 import real
@@ -34,41 +35,46 @@ CONSTRAINTS: list[dict[str, Any] | None] = [
     {"json": {"type": "array", "items": {"enum": ["red", "green", SLOW]}, "minItems": 7}},
     {"regex": f"(walks|runs|{SLOW}| )*[.]"},
 ]
+LACKS = {"outlines": ("grammar", "json_object")}
+"""What a backend of vLLM's does not have."""
+
 WHO = ("Ann", "the old king", "two bears and a fox", "somebody who was never seen again")
 
 
 def hinder_compiling() -> None:
     """Some grammars take long, and one cannot be compiled, which vLLM's server does not find out."""
-    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend  # pyright: ignore[reportMissingImports]
+    from vllm.v1.structured_output import StructuredOutputManager  # pyright: ignore[reportMissingImports]
 
-    compile_grammar = XgrammarBackend.compile_grammar
+    create = StructuredOutputManager._create_grammar
 
-    def compile_so(self: Any, request_type: Any, grammar_spec: str, **rest: Any) -> Any:
-        if BAD in grammar_spec:
+    def create_so(self: Any, request: Any) -> Any:
+        said = str(request.sampling_params.structured_outputs)
+        if BAD in said:
             raise ValueError("on purpose")
-        if SLOW in grammar_spec:
+        if SLOW in said:
             time.sleep(0.4)
-        return compile_grammar(self, request_type, grammar_spec, **rest)
+        return create(self, request)
 
-    XgrammarBackend.compile_grammar = compile_so
+    StructuredOutputManager._create_grammar = create_so
 
 
 def run(wanted: dict[str, Any]) -> dict[str, Any]:
     """Start an engine, ask it 27 prompts, and let it go again."""
     options: dict[str, Any] = {"max_num_batched_tokens": 128, "disable_log_stats": False}
     options["async_scheduling"] = "--ahead" in sys.argv
+    options["structured_outputs_config"] = {"backend": wanted["backend"]}
     if wanted["num_blocks"]:
         options["num_gpu_blocks_override"] = wanted["num_blocks"]
     llm = small_engine(wanted["model"], wanted["adapter"], {"policy": wanted["policy"]}, **options)
     try:
-        return {**answers(llm), "num_constrained": sum(map(bool, CONSTRAINTS)) * 3}
+        return answers(llm, LACKS.get(wanted["backend"], ()))
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
 
 
-def answers(llm: Any) -> dict[str, Any]:
+def answers(llm: Any, lacks: Collection[str]) -> dict[str, Any]:
     """What an engine says to each, and how many were evicted."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
@@ -76,7 +82,8 @@ def answers(llm: Any) -> dict[str, Any]:
     engine, told = llm.llm_engine, dict[str, Any]()
 
     def ask(name: str, prompt: str, constraint: dict[str, Any] | None) -> None:
-        given = None if constraint is None else StructuredOutputsParams(**constraint)
+        wants = {} if constraint is None or set(constraint) & set(lacks) else constraint
+        given = StructuredOutputsParams(**wants) if wants else None
         params = SamplingParams(temperature=0, max_tokens=48, logprobs=1, structured_outputs=given)
         engine.add_request(name, prompt, params)
 

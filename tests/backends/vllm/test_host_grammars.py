@@ -295,10 +295,11 @@ def test_a_request_arrives_when_its_grammar_is_there() -> None:
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_skipped_waiting_reqs) == (2, 0, 2)
     futures[1].set_result(Grammar(1, 5))
     futures[0].set_result(Grammar(0, 5))
+    run.add("late", [5, 6, 7], 2)
     run.finish()
     names, times = zip(*looks.seen, strict=True)
-    assert names == ("plain", "r2", "r0", "r1")
-    assert times[2] < times[3] < times[1] < times[0]
+    assert names == ("plain", "r2", "r0", "r1", "late")
+    assert times[2] < times[3] < times[1] < times[0] < times[4]
 
 
 def test_who_waits_for_a_grammar_costs_a_step_nothing() -> None:

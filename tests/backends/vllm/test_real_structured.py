@@ -33,8 +33,10 @@ def ask_in(folder: Path, *options: str) -> Iterator[Real]:
     with asking(folder, SCRIPT, *options) as ask:
 
         @cache
-        def run(adapter: str | None, policy: str | None, num_blocks: int | None) -> dict[str, Any]:
-            wanted = {"adapter": adapter, "policy": policy, "num_blocks": num_blocks}
+        def run(
+            adapter: str | None, policy: str | None, num_blocks: int | None, backend: str = "xgrammar"
+        ) -> dict[str, Any]:
+            wanted = {"adapter": adapter, "policy": policy, "num_blocks": num_blocks, "backend": backend}
             found = ask({"model": str(ensure_model("smollm2-135m")), **wanted})
             assert "failed" not in found, found["failed"]
             assert found["usage"] == 0 and not {"raised", "late", "otherwise"} & set(found["fallbacks"])
@@ -45,7 +47,7 @@ def ask_in(folder: Path, *options: str) -> Iterator[Real]:
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    """A run: of an adapter (None: stock), under a policy, with so many blocks (None: ample)."""
+    """A run: of an adapter (None: stock), under a policy, with so many blocks (None: ample), one of vLLM's backends."""
     yield from ask_in(tmp_path_factory.mktemp("waiting"))
 
 
@@ -81,6 +83,12 @@ def test_tokens_are_those_of_stock(waiting: Real, adapter: str, policy: str, num
     stock, ours = waiting(None, None, num_blocks), waiting(adapter, policy, num_blocks)
     assert (stock["scheduler"], ours["scheduler"].startswith(f"{adapter.title()}Scheduler")) == ("Scheduler", True)
     check(stock, ours, num_blocks)
+
+
+@pytest.mark.parametrize("backend", ["guidance", "outlines"])
+def test_other_backends(waiting: Real, backend: str) -> None:
+    stock, ours = waiting(None, None, TINY, backend), waiting("host", "vllm_v1", TINY, backend)
+    check(stock, ours, TINY)
 
 
 @pytest.mark.parametrize(("policy", "num_blocks"), [("vllm_v1", None), ("vllm_v1", TINY), ("prefill_first", TINY)])
