@@ -183,7 +183,17 @@ class Awaited:
         if request in self.rows:
             self.any_dropped = True
             if not self.has_token(request):
-                request._known.pop()
+                self.forget_token(request)
+
+    def forget_token(self, request: Request) -> None:
+        """The token that was on its way to a request never came."""
+        if request._known[-1] == UNKNOWN:
+            request._known.pop()
+        if request._first_token_ns == self.told_ns:
+            request._first_token_ns = None
+        if request._last_token_ns == self.told_ns:
+            first = request._first_token_ns  # of the last token that came nothing is known but that it came between
+            request._last_token_ns = max(first, self.step.now) if first is not None else None
 
     def has_token(self, request: Request) -> bool:
         """Whether the values are there, and one of them is this request's."""

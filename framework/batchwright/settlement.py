@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from batchwright.awaited import Awaited
 from batchwright.batch_builder import BatchBuilder
 from batchwright.queues import put_first
-from batchwright.request import FINISHED, RESIDENT, UNKNOWN, WAITING, Request
+from batchwright.request import FINISHED, RESIDENT, WAITING, Request
 from batchwright.results import Over
 from batchwright.rules import Rules
 from batchwright.state import State
@@ -79,7 +79,7 @@ class Settlement:
         for request in ending:
             self._state.end(request, reasons[request])
         for request in lost:
-            self._forget_unknown(request)
+            self._awaited.forget_token(request)
         step.finished = [r for r in step.batch if r in awaited.ended or r in reasons]
         return [(r, reasons[r]) for r in ending]
 
@@ -152,7 +152,7 @@ class Settlement:
         step._fresh.clear()
         members = [r for r in step.batch if awaited.lives(r)]
         for request in members:
-            self._forget_unknown(request)
+            self._awaited.forget_token(request)
         if state.roster.last_ns == awaited.told_ns:
             state.roster.last_ns = step.now
         if ahead is not None:
@@ -166,16 +166,6 @@ class Settlement:
         what = {"step": step.index, "kind": "backend_fault", "error": describe(fault), "retried": retry}
         state.events.append(what)
         return over
-
-    def _forget_unknown(self, request: Request) -> None:
-        """Its last token never came."""
-        if request._known[-1] == UNKNOWN:
-            request._known.pop()
-        if request._first_token_ns == self._awaited.told_ns:
-            request._first_token_ns = None
-        if request._last_token_ns == self._awaited.told_ns:
-            first = request._first_token_ns  # of the last token that came nothing is known but that it came between
-            request._last_token_ns = max(first, self._step.now) if first is not None else None
 
     def _end_all(self, members: Sequence[Request]) -> Over:
         for request in members:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyhow import Anyhow
-from batchwright import BackendError, Limits, PrefixCache, Request, Scheduler, StepResult
+from batchwright import BackendError, Limits, PrefixCache, Request, Scheduler, StepResult, hookimpl
 from batchwright.errors import BatchwrightError
 from batchwright.results import rows_that_sample
 from batchwright.step import Step
@@ -240,6 +240,47 @@ def test_times_and_values_of_tokens_under_way() -> None:
     run.update()
     assert (request.first_token_ns, request.last_token_ns) == (3, 5)
     run.finish()
+
+
+def test_who_is_aborted_has_nothing_of_the_token_that_was_under_way() -> None:
+    """Nor its time: observers of its end would take it for one that came."""
+    run, seen = simple(), {}
+
+    class Ends:
+        @hookimpl
+        def request_finished(self, request: Request) -> None:
+            times = request.first_token_ns, request.last_token_ns
+            seen[request.request_id] = (request.num_output_tokens, len(request.output_token_ids), *times)
+
+    run.scheduler.register(Ends(), "ends")
+    first, later, other = (make_request(name, 5, 6) for name in ("first", "later", "other"))
+    for request in (later, other):
+        run.add(request)
+    run.schedule()  # at 1
+    run.schedule()  # at 2
+    run.update()  # at 3
+    run.add(first)
+    run.schedule()  # at 4
+    run.update()
+    run.schedule()  # at 6: the first token of one, and the third of others, are under way
+    for request in (first, later):
+        assert request.last_token_ns == 6
+        run.scheduler.abort(request.request_id)
+    assert seen == {"first": (0, 0, None, None), "later": (2, 2, 3, 4)}
+    run.update()
+    run.finish()
+    assert other.output_token_ids[:] == run.expected["other"]
+    check_empty(run.scheduler)
+
+
+def test_who_is_aborted_keeps_no_place_for_a_token_that_somebody_collects() -> None:
+    scheduler = simple().scheduler
+    request = make_request("a", 5, 4)
+    scheduler.add(request)
+    scheduler.expect(scheduler.schedule(1), lambda: StepResult([7], 1), lambda: 2)
+    scheduler.abort("a")
+    assert (request.num_output_tokens, request.output_token_ids[:]) == (0, [])
+    assert request.first_token_ns is request.last_token_ns is None
 
 
 def test_a_row_that_failed_ends_and_the_row_ahead_of_it_too() -> None:
