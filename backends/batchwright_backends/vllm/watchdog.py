@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -159,8 +160,9 @@ class _Handlers:
 
     def _claim(self) -> int | None:
         first, last = getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0)  # not everywhere
+        caught = _caught()
         for number in range(last, first, -1):
-            if signal.getsignal(number) == signal.SIG_DFL:
+            if signal.getsignal(number) == signal.SIG_DFL and not caught >> (number - 1) & 1:
                 try:
                     signal.signal(number, self._handle)
                 except (ValueError, OSError):  # not here
@@ -184,6 +186,15 @@ class _Handlers:
 
 
 _handlers = _Handlers()
+
+
+def _caught() -> int:
+    """Signals that somebody handles, a bit each: of handlers that a library in C has set, Python knows nothing."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # not Linux
+        return 0
+    return next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
 
 
 def _files(policy: object) -> Iterable[str]:

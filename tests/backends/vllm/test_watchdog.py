@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 import time
@@ -128,12 +129,36 @@ def test_what_a_policy_asks_of_the_scheduler_is_not_cut_short() -> None:
     assert struck.name == "admission" and set(core["counted"]) == {19}
 
 
-def test_a_handler_of_somebody_else_is_left_alone() -> None:
+def next_free() -> int:
+    """The signal that would be taken next."""
     used = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
-    mine = next(number for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if number not in used)
+    return next(number for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if number not in used)
+
+
+def test_a_handler_of_somebody_else_is_left_alone() -> None:
+    mine = next_free()
     before = signal.signal(mine, lambda *_: None)
     try:
         theirs = signal.getsignal(mine)
-        assert _Handlers()._claim() not in (mine, None) and signal.getsignal(mine) is theirs
+        taken = _Handlers()._claim()
+        assert taken not in (mine, None) and signal.getsignal(mine) is theirs
     finally:
         signal.signal(mine, before)
+    assert taken is not None
+    signal.signal(taken, signal.SIG_DFL)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says which signals are handled in C")
+def test_so_is_one_that_a_library_in_c_has_set() -> None:
+    mine = next_free()
+    handle = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: None)
+    libc = ctypes.CDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(mine, handle)
+    try:
+        taken = _Handlers()._claim()
+        assert taken not in (mine, None) and signal.getsignal(mine) == signal.SIG_DFL
+    finally:
+        libc.signal(mine, None)
+    assert taken is not None
+    signal.signal(taken, signal.SIG_DFL)
