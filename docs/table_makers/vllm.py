@@ -42,7 +42,8 @@ def vllm_recorded() -> str:
         cells.append(
             [f"of the processor's time of the thread that serves, added up in {where}", f"{served[share]:.3%}"]
         )
-    runs = f"{served['pairs']} pairs of runs, {served['requests']} requests, {served['tokens']} tokens each"
+    size = f"{served['requests']} requests, {served['tokens']} output tokens in all"
+    runs = f"{served['pairs']} pairs of runs of {size}"
     return table((runs, ""), cells)
 
 
