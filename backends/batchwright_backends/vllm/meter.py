@@ -101,7 +101,7 @@ class Meter:
     def close(self) -> None:
         """Nothing is told any more, so nothing is counted."""
         self._is_closed = True
-        for one in (self._here, self._awaited, self._served, self._first_tokens, self._admissions):
+        for one in (self._here, self._begun, self._awaited, self._served, self._first_tokens, self._admissions):
             one.clear()
 
     # What is observed ---------------------------------------------------------------------------------------

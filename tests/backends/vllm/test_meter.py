@@ -171,6 +171,21 @@ def test_who_gets_most_service_takes_a_place() -> None:
     assert not top._lately  # nobody is remembered for ever
 
 
+def test_one_that_is_closed_holds_nobody_and_counts_no_more() -> None:
+    """Its series have failed; requests come and go all the same."""
+    run = Metered()
+    run.add("a", most=6)
+    run.add("b", most=2)
+    run.step()
+    run.meter.close()
+    run.add("c")
+    for _ in range(12):
+        run.core.update(batch := run.core.schedule(), [7] * int(batch.samples.sum()))
+    assert not run.core.has_unfinished() and run.core.num_observer_faults == 0
+    held = [one for those in vars(run.meter).values() if isinstance(those, dict | list) for one in those]
+    assert not held, held
+
+
 def test_what_is_carried_leaves_nothing_behind() -> None:
     stats = SimpleNamespace(**{FIELD: {"an adapter": 3}})
     put(stats, "hello")
