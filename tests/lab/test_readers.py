@@ -164,6 +164,14 @@ def test_a_broken_row_is_told_where_it_is_and_what_was_expected(write, text, fou
     assert expected in message.partition("; expected ")[2]
 
 
+def test_a_pointer_of_git_lfs_is_told_from_a_trace(write) -> None:
+    path = write("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(
+        WorkloadError, match=r"is a pointer of Git LFS, and not the trace: fetch that with git lfs pull"
+    ):
+        load_workload(path)
+
+
 def test_line_and_row_part_at_empty_lines(write) -> None:
     path = write(rows(GOOD) + "\n\n" + rows({**GOOD, "arrival_s": None}))
     with pytest.raises(WorkloadError, match=r"line 4 \(row 2\): arrival_s is None; expected a finite number"):

@@ -73,6 +73,11 @@ class TraceFile:
                 reader = next((r for r in self.readers.values() if r.understands(first[1])), None)
                 if reader is None:
                     found = first[1].strip()
+                    if found.startswith("version https://git-lfs"):
+                        raise WorkloadError(
+                            f"{self.path} is a pointer of Git LFS, and not the trace: fetch that with git lfs pull, or "
+                            "from the page's download link"
+                        )
                     shown = found if len(found) <= 60 else found[:60] + "…"
                     raise WorkloadError(
                         f"{self.path}, line {first[0]} is {shown!r}, which is no known format; {self._understood()}"
