@@ -170,7 +170,7 @@ def claims(found: Reproduction, load: str, mean: Figures, p99: Figures, tokens: 
     found.claim(f"{load}: mean TTFT of HRRN below LPM's", above(mean["lpm"], mean["hrrn"]))
     found.claim(f"{load}: p99 TTFT of LPM above FCFS's", above(p99["lpm"], p99["fcfs"]))
     found.claim(f"{load}: p99 TTFT of HRRN below LPM's", above(p99["lpm"], p99["hrrn"]))
-    no_worse = times(p99["hrrn"], p99["fcfs"]).mean < 1.1
+    no_worse = times(p99["hrrn"], p99["fcfs"]).high < 1.1
     found.claim(f"{load}: p99 TTFT of HRRN no more than a tenth above FCFS's", no_worse)
     found.claim(f"{load}: prompt tokens a second of LPM above FCFS's", above(tokens["lpm"], tokens["fcfs"]))
     found.claim(f"{load}: prompt tokens a second of HRRN above FCFS's", above(tokens["hrrn"], tokens["fcfs"]))

@@ -122,6 +122,11 @@ def reproduce(seeds: int, quick: bool, jobs: int) -> Reproduction:
                 raise error
             for arm in ("prefill_first", "stall_free"):
                 rates[slo, arm] = edges(searched, arm)
+            if not all(rates[slo, "prefill_first"]):
+                raise SystemExit(
+                    f"{machine}, {name}, {slo}: with some seed prefill_first keeps the bounds at no rate "
+                    f"({rates[slo, 'prefill_first']} requests/s), so there is no gain to tell: take other --seeds"
+                )
             gains[slo] = list(times(rates[slo, "stall_free"], rates[slo, "prefill_first"]).values)
         for (slo, arm), values in rates.items():
             found.add(f"{model}, {name}, {slo}: capacity of {arm}", "in a figure", values, 2, " req/s")

@@ -16,7 +16,7 @@ from batchwright.lab.metrics import METRICS
 from batchwright.lab.shown import SHOWN
 from batchwright.lab.student import t_quantile
 from batchwright.lab.verdict import BETTER, NOT_SHOWN, NOT_TESTED, Verdict
-from batchwright.lab.wording import percent, size
+from batchwright.lab.wording import number, percent, size
 
 # Student's t -------------------------------------------------------------------------------------------------------
 
@@ -101,6 +101,14 @@ def test_an_end_that_says_nothing_is_short_in_every_unit() -> None:
     verdict = Verdict("two", metric.name, 8.0, 5.0, -3.0, interval, NOT_SHOWN)
     assert size(METRICS["num_preemptions"], verdict) == "[-8, >+800]"
     assert size(metric, verdict) == "[-99.0%, >+10,000%]"
+
+
+def test_zero_has_no_minus() -> None:
+    assert percent(-1e-9) == percent(1e-9) == "+0.0"
+    assert number(METRICS["cache_hit_rate"], -1e-9) == "0.0"
+    metric = METRICS["slo_attainment"]
+    verdict = Verdict("two", metric.name, 0.5, 0.5, -1e-9, Interval(-0.1, -1e-9, -0.2, -2e-9, 0.99), BETTER)
+    assert size(metric, verdict) == "+0.0 pp [-10.0, +0.0]"
 
 
 def test_differences_of_shares_are_in_percentage_points() -> None:

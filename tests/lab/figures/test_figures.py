@@ -18,7 +18,7 @@ from batchwright.lab.figures.gantt import NUM_ROWS
 from batchwright.lab.figures.style import COLUMN_IN, RC
 from batchwright.lab.samples import latency_samples
 from lab.figures.comparisons import CLIENTS, arm, crowd, long_tails, pair, seeded, simulated, single, troubled, windowed
-from lab.hand import S, request, run
+from lab.hand import MS, S, request, run
 
 
 def rows(plot: Plot, **wanted: str) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
@@ -247,6 +247,15 @@ def test_of_many_requests_those_are_shown_in_which_arms_differ_most() -> None:
     assert set(range(120, 130)) <= shown
     assert f"{NUM_ROWS} of 200 requests are shown" in plot.caption
     assert "not a typical stretch" in plot.caption
+
+
+def test_of_one_arm_those_are_shown_that_waited_longest() -> None:
+    """Who runs at time 0, as on a virtual clock, has not waited at all."""
+    begun = [0] * 100 + [(k - 99) * MS for k in range(100, 200)]
+    requests = [request(k, times_ms=[begun[k] / MS + 1], first_scheduled_ns=begun[k]) for k in range(200)]
+    plot = gantt(compare([run(requests, duration_ns=S)]))
+    assert plot is not None
+    assert {int(name[1:]) for name in plot.columns["request_id"]} == set(range(200 - NUM_ROWS, 200))
 
 
 def test_all_arms_show_the_same_requests_and_the_first_four_only() -> None:

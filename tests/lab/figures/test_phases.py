@@ -62,3 +62,20 @@ def test_evicted_and_never_back() -> None:
 def test_never_run(status: str, waited: list[tuple[float, float]]) -> None:
     found = ms(phases_of(request(arrival_ms=5, status=status), 80 * MS))
     assert found == {"waiting": waited, "prefill": [], "decode": [], "evicted": []}
+
+
+def test_of_a_server_elsewhere_only_tokens_are_known() -> None:
+    found = ms(phases_of(request(times_ms=[40, 50, 70], first_scheduled_ns=None), 200 * MS))
+    assert found == {"waiting": [(0, 40)], "prefill": [], "decode": [(40, 70)], "evicted": []}
+
+
+def test_evicted_in_the_step_that_admitted_it_is_waiting_and_nothing_beside() -> None:
+    record = request(
+        arrival_ms=0,
+        times_ms=[40],
+        first_scheduled_ns=20 * MS,
+        num_preemptions=1,
+        preempted_ns=array("q", [10 * MS]),
+        resumed_ns=array("q", [20 * MS]),
+    )
+    assert ms(phases_of(record, 50 * MS)) == {"waiting": [(0, 20)], "prefill": [(20, 40)], "decode": [], "evicted": []}

