@@ -6,26 +6,29 @@
 First vLLM's own scheduler alone, as it is and with a recording attached, in turns. A row is a batch of so many decodes;
 microseconds a request a step of ``schedule`` and ``update_from_output``, median over the rounds.
 
-With ``--model``, that model then serves requests, with a recording and without in turns, the same requests with an
-empty prefix cache each time: the ratio of seconds, and of the processor's time of the whole process (the thread that
-hashes, compresses and writes among it), pair by pair: ``exp`` of the mean log ratio, and its two-sided 95% interval by
-Student's t. Since a difference of less than a percent drowns in that, what a recording does is added up as well, in one
-more run: in the scheduler's thread (all calls of the ledger), and in the thread that writes, as shares of the
-processor's time of the thread that serves. Set OMP_NUM_THREADS=1, so that the model runs in it too.
+With ``--model``, that model then serves requests, with a recording, without, and without once more, in turns, the same
+requests with an empty prefix cache each time: the ratio of seconds, and of the processor's time of the whole process
+(the thread that hashes, compresses and writes among it), round by round: ``exp`` of the mean log ratio, and its
+two-sided 95% interval by Student's t. Without beside without says how much of that the machine does by itself. Since a
+difference of less than a percent drowns in it, what a recording does is added up as well, in one more run: in the
+scheduler's thread (all calls of the ledger), and in the thread that writes, as shares of the processor's time of the
+thread that serves. Set OMP_NUM_THREADS=1, so that the model runs in it too.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import math
+import operator
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,13 +44,16 @@ WARM = 4
 """Steps before those that are not timed: Python adapts code to the objects that run in it, and here two take turns."""
 BLOCK = 16
 
+NOT, RECORDED, AGAIN = "not", "recorded", "not once more"
+BESIDE = (RECORDED, AGAIN)
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="0 leaves them out (default: %(default)s)")
     parser.add_argument("--model", help="a folder with a small model, to serve with it")
     parser.add_argument("--requests", type=int, default=24, help="of a run of the model (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=12, help="of runs of the model (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=12, help="rounds of runs of the model (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     args = parser.parse_args(argv)
     if (why := vllm_missing()) is not None:
@@ -64,10 +70,11 @@ def main(argv: list[str] | None = None) -> int:
         found["served"] = served = serve(args.model, args.requests, args.pairs)
         print(
             f"served {served['requests']} requests, {served['tokens']} tokens in {served['seconds']:.1f} s, "
-            f"{served['pairs']} pairs of runs; recorded / not:"
+            f"{served['pairs']} rounds"
         )
-        for what, one in served["ratios"].items():
-            print("  {what:<16} {ratio:.4f} [{low:.4f}, {high:.4f}]".format(what=what, **one))
+        for of, ratios in served["ratios"].items():
+            for what, one in ratios.items():
+                print(f"  {of:<13} / not: {what:<16} " + "{ratio:.4f} [{low:.4f}, {high:.4f}]".format(**one))
         print(
             f"  recording took {served['scheduler_share']:.3%} of it in the scheduler's thread, "
             f"{served['writer_share']:.3%} of a core beside, {served['bytes_a_request']:.0f} bytes a request"
@@ -138,11 +145,12 @@ def serve(model: str, num: int, pairs: int) -> dict[str, Any]:
     """Serve a model with a recording and without, and add up what a recording takes."""
     served = Served(model, num)
     served.run()  # warm
-    taken: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in (NOT, *BESIDE)}
     for turn in range(pairs):
-        for is_recorded in (True, False) if turn % 2 else (False, True):
-            with tempfile.TemporaryDirectory() as folder, served.recorded(folder if is_recorded else None):
-                taken[is_recorded].append(served.run())
+        orders = list(itertools.permutations(taken))
+        for name in orders[turn % len(orders)]:
+            with tempfile.TemporaryDirectory() as folder, served.recorded(folder if name == RECORDED else None):
+                taken[name].append(served.run())
     spent = {"scheduler": 0, "writer": 0}
     with tempfile.TemporaryDirectory() as folder, served.recorded(folder) as recording:
         for name in ("arriving", "arrived", "scheduled", "updated", "stopped"):
@@ -153,13 +161,17 @@ def serve(model: str, num: int, pairs: int) -> dict[str, Any]:
         whole = time.thread_time_ns() - before
         recording.finish()
         size = sum(part.stat().st_size for part in Path(folder).iterdir())
-    both = [[mine[i] / theirs[i] for mine, theirs in zip(taken[True], taken[False], strict=True)] for i in range(2)]
+    ratios: dict[str, dict[str, dict[str, float]]] = {}
+    for name in BESIDE if pairs > 1 else ():
+        both = zip(taken[name], taken[NOT], strict=True)
+        seconds, cpu = zip(*(tuple(map(operator.truediv, one, other)) for one, other in both), strict=True)
+        ratios[name] = {"seconds": interval(seconds), "processor's time": interval(cpu)}
     return {
         "requests": num,
         "tokens": served.num_tokens,
         "pairs": pairs,
-        "seconds": statistics.median(seconds for seconds, _ in taken[False]),
-        "ratios": {"seconds": interval(both[0]), "processor's time": interval(both[1])} if pairs > 1 else {},
+        "seconds": statistics.median(seconds for seconds, _ in taken[NOT]),
+        "ratios": ratios,
         "scheduler_share": spent["scheduler"] / whole,
         "writer_share": spent["writer"] / whole,
         "bytes_a_request": size / num,
@@ -206,7 +218,7 @@ class Served:
         return time.perf_counter() - start, time.process_time() - spent
 
 
-def interval(ratios: list[float]) -> dict[str, float]:
+def interval(ratios: Sequence[float]) -> dict[str, float]:
     """The geometric mean of ratios, and its 95% interval."""
     logs = [math.log(ratio) for ratio in ratios]
     half = t_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))

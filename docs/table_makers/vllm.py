@@ -35,15 +35,16 @@ def vllm_recorded() -> str:
     """A model served with a recording and without."""
     served = results("vllm_recording")["served"]
     cells = [
-        [f"{name}, recorded to not", "{ratio:.4f} [{low:.4f}, {high:.4f}]".format(**one)]
-        for name, one in served["ratios"].items()
+        [f"{what}, {of} to not", "{ratio:.4f} [{low:.4f}, {high:.4f}]".format(**one)]
+        for of, ratios in served["ratios"].items()
+        for what, one in ratios.items()
     ]
     for where, share in (("the scheduler's thread", "scheduler_share"), ("the thread that writes", "writer_share")):
         cells.append(
             [f"of the processor's time of the thread that serves, added up in {where}", f"{served[share]:.3%}"]
         )
     size = f"{served['requests']} requests, {served['tokens']} output tokens in all"
-    runs = f"{served['pairs']} pairs of runs of {size}"
+    runs = f"{served['pairs']} rounds of {size}"
     return table((runs, ""), cells)
 
 
