@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from vllm.v1.engine import FinishReason  # pyright: ignore[reportMissingImports]
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
+from backends.vllm.aborting import check_aborts
 from backends.vllm.runs import BLOCK, POLICIES, Run, answer, check_answers, load, offer, ours, stock
 from batchwright.errors import ConfigError
 from peers_vllm import host
@@ -47,26 +48,6 @@ def test_vllm_v1_decides_as_stock(seed: int, num_blocks: int, seats: int, budget
     one, other = runs
     assert other.workers.steps == one.workers.steps
     assert (one.told, one.ends, one.stops) == (other.told, other.ends, other.stops)
-
-
-def check_aborts(run: Run, seed: int, data: st.DataObject) -> None:
-    """Requests come one a step and some are aborted, between steps and within them: the others get their tokens."""
-    rows, gone = load(seed, 8), set[str]()
-
-    def abort() -> None:
-        while data.draw(st.booleans()):
-            name = data.draw(st.sampled_from(rows))[0]
-            for ended in run.core.finish_requests([name, "nobody"], RequestStatus.FINISHED_ABORTED):
-                assert ended.request_id == name and ended.status == RequestStatus.FINISHED_ABORTED
-                gone.add(name)
-
-    for row in rows:
-        offer(run, row)
-        run.step(abort)
-        abort()
-    run.finish()
-    assert gone.isdisjoint(run.ends)
-    check_answers(run, [row for row in rows if row[0] not in gone])
 
 
 @given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.data())

@@ -16,9 +16,9 @@ from vllm.v1.core.sched.interface import PauseState  # pyright: ignore[reportMis
 from vllm.v1.engine import FinishReason  # pyright: ignore[reportMissingImports]
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
+from backends.vllm.aborting import check_aborts
 from backends.vllm.ahead import AheadWorkers, ours_ahead, stock_ahead
 from backends.vllm.runs import BLOCK, EOS, POLICIES, VOCAB, Run, answer, check_answers, load, offer, stock
-from backends.vllm.test_host import check_aborts
 from backends.vllm.test_host_faults import HANGS
 from batchwright import hookimpl
 from batchwright.errors import BatchwrightError

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from vllm.v1.engine import FinishReason  # pyright: ignore[reportMissingImports]
 from vllm.v1.request import RequestStatus  # pyright: ignore[reportMissingImports]
 
+from backends.vllm.aborting import Aborting
 from backends.vllm.ahead import Ahead, ours_ahead, stock_ahead
 from backends.vllm.runs import EOS, POLICIES, VOCAB, Run, answer, load, ours, stock
 from backends.vllm.small_grammars import Grammar
@@ -141,16 +142,8 @@ def test_with_room_for_all_steps_are_those_of_stock(makes: tuple[Any, Any], seed
 @given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.data())
 def test_aborts_lose_nothing(make: Make, seed: int, policy: str, data: st.DataObject) -> None:
     """Of whoever waits for a grammar, is in one, or is through with it."""
-    run, rows, gone = make(policy, 16, 4, 40), load(seed, 8), set[str]()
-    compiler = Compiler(seed)
-
-    def abort() -> None:
-        while data.draw(st.booleans()):
-            name = data.draw(st.sampled_from(rows))[0]
-            for ended in run.core.finish_requests([name, "nobody"], RequestStatus.FINISHED_ABORTED):
-                assert ended.request_id == name and ended.status == RequestStatus.FINISHED_ABORTED
-                gone.add(name)
-
+    run, rows, compiler = make(policy, 16, 4, 40), load(seed, 8), Compiler(seed)
+    abort = Aborting(run, rows, data)
     for row in rows:
         offer(run, row, compiler.begin(row))
         run.step(abort)
@@ -159,8 +152,8 @@ def test_aborts_lose_nothing(make: Make, seed: int, policy: str, data: st.DataOb
     while run.core.has_requests() or getattr(run, "under_way", None):
         compiler.go_on()
         run.step()
-    assert gone.isdisjoint(run.ends)
-    check(run, [row for row in rows if row[0] not in gone])
+    assert abort.gone.isdisjoint(run.ends)
+    check(run, [row for row in rows if row[0] not in abort.gone])
 
 
 @contextmanager
